@@ -1,0 +1,54 @@
+# The one front door. Each target sets up what it needs (see scripts/bootstrap); a second run finds it done.
+#
+#   make test ARGS="tests/test_fence.py -k savepoint"    ARGS goes to the program behind the target
+#   make test WORKERS=0                                  in one process, for a debugger
+
+PYTHON  ?= python3
+WORKERS ?= 2
+SEEDS   ?= 10000
+
+export PYTHON
+
+BIN   := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test simulate bench lint format types clean system-packages
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' Makefile
+
+demo: $(READY) ## watch an election, a crash and a takeover
+	$(BIN)/python examples/demo.py $(ARGS)
+
+test: system-packages $(READY) ## run the tests, on every database that this machine can start
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+simulate: $(READY) ## run SEEDS simulated histories with faults, or the one of SEED again
+	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
+
+bench: $(READY) ## measure
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+lint: $(READY) ## check style and form
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(READY) ## mend what lint can mend by itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(READY) ## check the types
+	$(BIN)/mypy src
+
+clean: ## remove everything that make has made
+	rm -rf .venv .tools build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# PostgreSQL's server and `ip` for networks that can be cut, on Debian as root; does nothing where they are there.
+system-packages:
+	@scripts/system-packages postgresql iproute2
+
+$(READY): pyproject.toml uv.lock scripts/bootstrap
+	@scripts/bootstrap
+	@touch $@

@@ -1,0 +1,170 @@
+"""Sentinels as PostgreSQL session advisory locks, and what the watcher may do to other connections.
+
+The lock belongs to the connection, so the server frees it when the process dies. Three traps, all measured:
+
+- A backend that waits holds back the vacuum horizon: waits are short slices.
+- A wait that times out writes an error into the server's log, unless it is caught inside PL/pgSQL: it is.
+- Holding and waiting on one connection makes the ring a deadlock: holding is the control connection's, waiting the
+  watch connection's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from tenure import timing
+from tenure.dialects import listed
+from tenure.session import Failed, Session, Step
+
+CLASS_ID = 0x54454E55
+"""The first half of every key: "TENU". The second half is the member's random number."""
+
+log = logging.getLogger("tenure.advisory")
+
+_TRY = "select pg_catalog.pg_try_advisory_lock({class_id}, :key)"
+_RELEASE = "select pg_catalog.pg_advisory_unlock({class_id}, :key)"
+_LOCK_TIMEOUT = "select pg_catalog.set_config('lock_timeout', :value, false)"
+_WAIT = """
+do $wait$ begin
+    perform pg_catalog.pg_advisory_lock_shared({class_id}, {key});
+    perform pg_catalog.pg_advisory_unlock_shared({class_id}, {key});
+exception when lock_not_available then null;
+end $wait$
+"""
+_IS_HELD = """
+    l.locktype = 'advisory' and l.classid = {class_id} and l.objsubid = 2 and l.granted
+    and l.mode = 'ExclusiveLock'
+    and l.database = (select oid from pg_catalog.pg_database where datname = pg_catalog.current_database())
+"""
+_STANDING = (
+    """
+select l.objid, s.log_lock_waits, s.deadlock_timeout, s.log_min_duration
+from (select
+        (select setting from pg_catalog.pg_settings where name = 'log_lock_waits') as log_lock_waits,
+        (select setting from pg_catalog.pg_settings where name = 'deadlock_timeout') as deadlock_timeout,
+        (select setting from pg_catalog.pg_settings where name = 'log_min_duration_statement')
+            as log_min_duration) s
+left join pg_catalog.pg_locks l on"""
+    + _IS_HELD
+)
+_TERMINATE_OLDER = (
+    """
+select pg_catalog.pg_terminate_backend(a.pid, 1000)
+from pg_catalog.pg_locks l join pg_catalog.pg_stat_activity a on a.pid = l.pid
+where l.objid = :key and extract(epoch from a.backend_start) < cast(:started as numeric) and"""
+    + _IS_HELD
+)
+_REGISTERED = """
+    (a.pid = m.control_pid and cast(extract(epoch from a.backend_start) as text) = m.control_start
+     or a.pid = m.watch_pid and cast(extract(epoch from a.backend_start) as text) = m.watch_start)
+"""
+_EVICT = (
+    """
+select a.pid, pg_catalog.pg_terminate_backend(a.pid)
+from {{members}} m join pg_catalog.pg_stat_activity a on a.datname = pg_catalog.current_database() and"""
+    + _REGISTERED
+    + """
+where m.namespace = :namespace and m.id in {{listed}} and m.ended_at is not null
+"""
+)
+_UNBLOCK = (
+    """
+select b.pid, case when b.pid <> 0 then pg_catalog.pg_terminate_backend(b.pid) end
+from pg_catalog.unnest(pg_catalog.pg_blocking_pids(:control_pid)) as b(pid)
+left join pg_catalog.pg_stat_activity a on a.pid = b.pid
+where b.pid = 0 or (
+    a.usename = session_user
+    and a.xact_start < pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => :bound_s)
+    and not exists (select 1 from {{members}} m where m.ended_at is null and"""
+    + _REGISTERED
+    + "))"
+)
+
+
+class AdvisorySentinel:
+    """Holds, waits for and looks at advisory locks on one connection."""
+
+    def __init__(self, session: Session) -> None:
+        """Use the session's connection; its life is the locks' life."""
+        self._session = session
+        self._wait_ms = 0
+        self.slice_s = timing.SLICE_S
+        """How long a wait may last without a line in the server's log."""
+
+    def hold(self, key: int) -> bool:
+        """Take the lock exclusively; False if somebody else has it."""
+        return bool(self._session.read(Step(_TRY.format(class_id=CLASS_ID), {"key": key}))[0].rows[0][0])
+
+    def retake(self, key: int) -> bool:
+        """Take the lock again; an older connection of ours that still has it is terminated first.
+
+        Only an older one: a request that was delayed on its way must not end the connection that replaced it.
+        """
+        if self.hold(key):
+            return True
+        parameters = {"key": key, "started": self._session.started}
+        self._session.read(Step(_TERMINATE_OLDER.format(class_id=CLASS_ID), parameters))
+        return self.hold(key)
+
+    def release(self, key: int) -> None:
+        """Let go of the lock."""
+        self._session.read(Step(_RELEASE.format(class_id=CLASS_ID), {"key": key}))
+
+    def sweep(self, keys: set[int]) -> None:
+        """Do nothing: the server forgets a lock with its connection."""
+
+    def abandon(self) -> None:
+        """Do nothing: the lock is the connection's."""
+
+    def wait(self, key: int, seconds: float) -> None:
+        """Wait until nobody holds the lock, for so long at most, and leave nothing held and nothing in the log."""
+        wait_ms = max(1, round(seconds * 1000))
+        if wait_ms != self._wait_ms:
+            self._session.read(Step(_LOCK_TIMEOUT, {"value": f"{wait_ms}ms"}))
+            self._wait_ms = wait_ms
+        self._session.read(Step(_WAIT.format(class_id=CLASS_ID, key=int(key)), {}))
+
+    def standing(self, keys: Sequence[int]) -> set[int]:
+        """Return which of the locks are held, and learn on the way how long the next wait may be."""
+        rows = self._session.read(Step(_STANDING.format(class_id=CLASS_ID), {}))[0].rows
+        _, log_lock_waits, deadlock_timeout_ms, log_min_duration_ms = rows[0]
+        self.slice_s = timing.SLICE_S
+        if log_lock_waits == "on":
+            self.slice_s = min(self.slice_s, 0.8 * int(deadlock_timeout_ms) / 1000)
+        if int(log_min_duration_ms) > 0:
+            self.slice_s = min(self.slice_s, 0.8 * int(log_min_duration_ms) / 1000)
+        return {row[0] for row in rows}.intersection(keys)
+
+
+class AdvisoryWatcher:
+    """What the watch connection may do to others: end zombies, and abandoned transactions in the way."""
+
+    def __init__(self, session: Session, sentinel: AdvisorySentinel) -> None:
+        """Act on the watch connection."""
+        self._session = session
+        self._sentinel = sentinel
+
+    def slice_s(self) -> float:
+        """Return how long a wait may last without a line in the server's log."""
+        return self._sentinel.slice_s
+
+    def evict(self, namespace: str, member_ids: tuple[str, ...]) -> None:
+        """Terminate the connections of members that were ended by silence; best effort, the lease stands anyway."""
+        parameters = {"namespace": namespace, "names": listed(member_ids)}
+        try:
+            rows = self._session.read(Step(_EVICT.format(class_id=CLASS_ID), parameters))[0].rows
+        except Failed as error:
+            log.warning("cannot end the connections of a member that fell silent: %s", error)
+            return
+        if rows:
+            log.info("ended %d connections of members that fell silent: %s", len(rows), ", ".join(member_ids))
+
+    def unblock(self, namespace: str, control_pid: int, bound_s: float) -> None:
+        """End transactions that have blocked the control connection for longer than their bound."""
+        parameters = {"namespace": namespace, "control_pid": control_pid, "bound_s": bound_s}
+        for pid, _ in self._session.read(Step(_UNBLOCK.format(), parameters))[0].rows:
+            if pid == 0:
+                log.warning("a prepared transaction keeps a role from being acquired: commit it or roll it back")
+            else:
+                log.warning("ended connection %d: its transaction kept a role from being acquired", pid)

@@ -1,0 +1,158 @@
+"""Puts a node's settings and a database together: what to open for each lane."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sqlite3
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from tenure import schema, timing
+from tenure.advisory import AdvisorySentinel, AdvisoryWatcher
+from tenure.asks import Opened
+from tenure.errors import ConfigError
+from tenure.postgres import PostgresConnector
+from tenure.session import Sentinel, Session
+from tenure.settings import NodeSettings
+from tenure.sqlite import FileSentinel, SqliteConnector, SqliteWatcher
+from tenure.store import Identity, Store
+from tenure.version import VERSION
+from tenure.watch import Watch
+
+
+class LaneSession(Session, Protocol):
+    """A session that a lane can wait on and that another thread can cut."""
+
+    def idle(self, waker: socket.socket, seconds: float | None) -> list[str]:
+        """Wait for the waker, notifications, or the end of the connection."""
+        ...
+
+    def abort(self) -> None:
+        """Make whatever hangs on this connection fail at once, from any thread."""
+        ...
+
+    def abandon(self) -> None:
+        """Let go of what a forked child inherited, without a word to the server."""
+        ...
+
+
+class Backend(Protocol):
+    """One node's way to its database."""
+
+    def open_control(self) -> tuple[Store, LaneSession, Opened]:
+        """Connect the control lane; create the tables if need be."""
+        ...
+
+    def open_watch(self) -> tuple[Watch, LaneSession]:
+        """Connect the watch lane."""
+        ...
+
+    def transaction(self) -> contextlib.AbstractContextManager[Any]:
+        """Open a transaction on a connection of its own, for the application; yield the driver's connection."""
+        ...
+
+
+class PostgresBackend:
+    """PostgreSQL, reached directly."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        """Check the URL; connect later."""
+        self._settings = settings
+        self._connector = PostgresConnector(
+            settings.url, settings.schema, settings.ttl, label=f"{settings.namespace}/{settings.name}"
+        )
+
+    def open_control(self) -> tuple[Store, LaneSession, Opened]:
+        """Connect, create the tables, and listen."""
+        session = self._connector.open("control", self._settings.renew_every)
+        with _closing_on_error(session):
+            store, opened = _prepared(session, AdvisorySentinel(session), self._settings)
+            session.listen(self._settings.namespace)
+        return store, session, opened
+
+    def open_watch(self) -> tuple[Watch, LaneSession]:
+        """Connect for looking and waiting."""
+        session = self._connector.open("watch", timing.SLICE_S + self._settings.renew_every)
+        sentinel = AdvisorySentinel(session)
+        watcher = AdvisoryWatcher(session, sentinel)
+        return Watch(session, sentinel, watcher, self._settings.namespace, self._connector.knock), session
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """Connect for the application and open a transaction."""
+        with self._connector.connect("transaction") as connection, connection.transaction():
+            yield connection
+
+
+class SqliteBackend:
+    """A SQLite file on this machine."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        """Name the file; create it later."""
+        if os.name != "posix":
+            raise ConfigError("SQLite needs file locks of POSIX: use PostgreSQL on this system")
+        self._settings = settings
+        self._connector = SqliteConnector(settings.sqlite_path, settings.renew_every)
+        self.stop = threading.Event()
+
+    def open_control(self) -> tuple[Store, LaneSession, Opened]:
+        """Open the file and create the tables."""
+        session = self._connector.open()
+        with _closing_on_error(session):
+            store, opened = _prepared(
+                session, FileSentinel(self._connector.sentinels, session, self.stop), self._settings
+            )
+        return store, session, opened
+
+    def open_watch(self) -> tuple[Watch, LaneSession]:
+        """Open the file for looking."""
+        session = self._connector.open()
+        sentinel = FileSentinel(self._connector.sentinels, session, self.stop)
+        return Watch(session, sentinel, SqliteWatcher(), self._settings.namespace, _always_open), session
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Open the file for the application and begin a transaction."""
+        with contextlib.closing(self._connector.connect()) as connection:
+            connection.execute("begin immediate")
+            try:
+                yield connection
+            except BaseException:
+                connection.rollback()
+                raise
+            connection.commit()
+
+
+def backend_for(settings: NodeSettings) -> Backend:
+    """Return the way to the database that the settings name."""
+    return SqliteBackend(settings) if settings.database == "sqlite" else PostgresBackend(settings)
+
+
+def _prepared(session: Session, sentinel: Sentinel, settings: NodeSettings) -> tuple[Store, Opened]:
+    schema.prepare(session)
+    identity = Identity(socket.gethostname(), os.getpid(), VERSION)
+    store = Store(session, sentinel, settings.namespace, identity)
+    server, confirmed = store.open(max(settings.ttl, timing.DEFAULT_MAX_TTL_S))
+    if settings.ttl > confirmed.max_ttl:
+        raise ConfigError(
+            f"ttl={settings.ttl:g} is above the largest permitted in namespace {settings.namespace!r}, "
+            f"{confirmed.max_ttl:g}: use a shorter one, or raise max_ttl_ms in the table namespaces"
+        )
+    return store, Opened(server, confirmed)
+
+
+def _always_open() -> str:
+    """Return SQLite's one server: a file does not shut down."""
+    return "sqlite"
+
+
+@contextlib.contextmanager
+def _closing_on_error(session: Session) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        session.close()
+        raise

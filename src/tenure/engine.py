@@ -1,0 +1,440 @@
+"""The engine: three threads around one pure protocol.
+
+    keeper thread    no I/O: ends trust on time, even while a call hangs in the network
+    control thread   runs the control lane's asks on the control connection, and watches its socket when idle
+    watch thread     runs the watch lane's asks on the watch connection
+
+All of them call the protocol under one lock, for microseconds, and publish what it decided before they let go of it:
+first the deadline, then the news. A lease's deadline is the only thing that a reader of ``is_leader`` looks at. Once the
+terms under a lease are lost the lease is dead for good; a new one takes its place, so no reader, however long it was
+paused between two instructions, can take new trust for old.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, Protocol, TypeVar
+
+from tenure import asks, clock, timing
+from tenure.backends import Backend, LaneSession, backend_for
+from tenure.errors import ConfigError, NodeClosed, StoreUnavailable, TenureError
+from tenure.events import Event
+from tenure.candidacy import LONG_AGO, NEVER
+from tenure.protocol import Phase, Settings
+from tenure.protocol import Protocol as Decisions
+from tenure.session import Failed, Gone
+from tenure.settings import NodeSettings
+from tenure.store import Store
+from tenure.watch import Watch
+
+log = logging.getLogger("tenure.engine")
+
+T = TypeVar("T")
+CLOSE_TIMEOUT_S = 5.0
+QUERY_TIMEOUT_S = 10.0
+
+
+class Lease:
+    """Until when the terms under it may be believed in. Only the engine writes it; anybody reads it, without a lock."""
+
+    __slots__ = ("deadline",)
+
+    def __init__(self) -> None:
+        """Begin without trust."""
+        self.deadline = LONG_AGO
+
+
+class Listener(Protocol):
+    """Who is told: called under the engine's lock, so it must be quick and must not call back."""
+
+    def happened(self, event: Event, lease: Lease) -> None:
+        """Take in an event; a term that begins now lives under ``lease``."""
+        ...
+
+
+class Engine:
+    """Runs one node."""
+
+    def __init__(self, settings: NodeSettings, listener: Listener) -> None:
+        """Prepare everything that needs no connection."""
+        self.settings = settings
+        self.backend: Backend = backend_for(settings)
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        """Notified after every change; waiters look for themselves."""
+        self.protocol = Decisions(
+            Settings(
+                name=settings.name,
+                ttl=settings.ttl,
+                renew_every=settings.renew_every,
+                takeover=settings.takeover,
+                sentinels=settings.mode != "lease",
+                metadata=settings.metadata,
+            ),
+            secrets.randbits(256),
+        )
+        self._listener = listener
+        self._lease = Lease()
+        self._generation = self.protocol.generation
+        self._threads: list[threading.Thread] = []
+        self._state = "new"
+        self._first_open: Future[None] = Future()
+        self._stop = threading.Event()
+        self._queries: deque[tuple[Callable[[Store], Any], Future[Any]]] = deque()
+        self._store: Store | None = None
+        self._control: LaneSession | None = None
+        self._watch: Watch | None = None
+        self._watch_session: LaneSession | None = None
+        self._busy_since = {"control": NEVER, "watch": NEVER}
+        self._waker, self._wakee = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wakee.setblocking(False)
+
+    # From the facade -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Connect and start the threads; raise what keeps it from connecting, or wait for the database."""
+        with self.lock:
+            if self._state != "new":
+                raise NodeClosed(f"node {self.settings.name!r} was started before: make a new one")
+            self._state = "running"
+        _at_fork(self)
+        loops = (("control", self._control_loop), ("watch", self._watch_loop), ("keeper", self._keeper_loop))
+        for purpose, loop in loops:
+            name = f"tenure-{purpose}-{self.settings.name}"
+            thread = threading.Thread(target=loop, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        try:
+            self._first_open.result()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Leave: end the terms, tell the others, close everything. Takes a wait slice at most where all is well."""
+        with self.lock:
+            if self._state != "running":
+                return
+            self._state = "closed"
+            self.protocol.leave(clock.now())
+            self._publish()
+            stop = getattr(self.backend, "stop", None)
+            if stop:
+                stop.set()
+            self._stop.set()
+            self.changed.notify_all()
+        self.wake()
+        for thread, timeout in zip(self._threads, (CLOSE_TIMEOUT_S, timing.SLICE_S + 1, 1), strict=True):
+            thread.join(timeout)
+        for session in (self._control, self._watch_session):
+            if session:
+                session.abort()
+        for thread in self._threads:
+            thread.join(CLOSE_TIMEOUT_S)
+        self._waker.close()
+        self._wakee.close()
+
+    def command(self, action: Callable[[Decisions, float], T]) -> T:
+        """Tell the protocol what the application wants."""
+        self.check_running()
+        with self.lock:
+            result = action(self.protocol, clock.now())
+            self._publish()
+        self.wake()
+        return result
+
+    def query(self, question: Callable[[Store], T]) -> T:
+        """Ask the database something, on the control connection, between two jobs."""
+        self.check_running()
+        answer: Future[T] = Future()
+        self._queries.append((question, answer))
+        self.wake()
+        try:
+            return answer.result(QUERY_TIMEOUT_S)
+        except (FutureTimeout, TimeoutError):
+            raise StoreUnavailable(f"the database did not answer within {QUERY_TIMEOUT_S:g} s") from None
+
+    def check_running(self) -> None:
+        """Raise NodeClosed unless the node runs, here in this process."""
+        if self._state == "forked":
+            raise NodeClosed("this node belongs to the parent process: make a node of its own in the child")
+        if self._state != "running":
+            hint = "use it inside `with`, or call start()" if self._state == "new" else "make a new one"
+            raise NodeClosed(f"node {self.settings.name!r} is not running: {hint}")
+
+    @property
+    def running(self) -> bool:
+        """Whether the node runs."""
+        return self._state == "running"
+
+    def wake(self) -> None:
+        """Let the control thread look for work."""
+        with contextlib.suppress(OSError):
+            self._waker.send(b"!")
+
+    # Under the lock ------------------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        """Make the protocol's decisions visible: the deadline first, then the news."""
+        if self._generation != self.protocol.generation:
+            self._generation = self.protocol.generation
+            self._lease.deadline = LONG_AGO
+            self._lease = Lease()
+        self._lease.deadline = self.protocol.trusted_until
+        news, self.protocol.news[:] = self.protocol.news[:], []
+        for event in news:
+            self._listener.happened(event, self._lease)
+        self.changed.notify_all()
+
+    def expire(self) -> None:
+        """Announce the end of trust if it has ended; the lock is held."""
+        if self.protocol.expire(clock.now()):
+            self._publish()
+
+    # The keeper ----------------------------------------------------------------------------------------------------
+
+    def _keeper_loop(self) -> None:
+        """Announce the end of trust on time, and cut connections on which a call hangs for too long."""
+        patience = {"control": timing.trust(self.settings.ttl), "watch": timing.SLICE_S + self.settings.ttl}
+        with self.lock:
+            while not self._stop.is_set():
+                now = clock.now()
+                self.expire()
+                for lane, session in (("control", self._control), ("watch", self._watch_session)):
+                    if now >= self._busy_since[lane] + patience[lane] and session:
+                        log.warning("node %s: a call on the %s connection hangs; cutting it", self.settings.name, lane)
+                        self._busy_since[lane] = NEVER
+                        session.abort()
+                due = min(self.protocol.deadline(), *(self._busy_since[lane] + patience[lane] for lane in patience))
+                self.changed.wait(None if due == NEVER else max(0.0, due - now))
+
+    # The control lane ----------------------------------------------------------------------------------------------
+
+    def _control_loop(self) -> None:
+        try:
+            while True:
+                with self.lock:
+                    ask = self.protocol.control(clock.now())
+                    self._publish()
+                    if self.protocol.phase is Phase.GONE or (self._stop.is_set() and self._state != "closed"):
+                        break
+                if not isinstance(ask, float):
+                    self._run_control(ask)
+                    self._answer_query()
+                elif not self._answer_query():
+                    self._idle(ask)
+        finally:
+            self._drop_control()
+            self._refuse_queries()
+
+    def _run_control(self, ask: asks.ControlAsk) -> None:
+        try:
+            answer = self._open() if isinstance(ask, asks.Open) else self._perform(ask)
+        except (Gone, Failed, TenureError, OSError) as error:
+            lost = isinstance(error, Gone)
+            if not isinstance(ask, asks.Open):
+                log.info("node %s: %s failed: %s", self.settings.name, type(ask).__name__, error)
+            with self.lock:
+                self.protocol.fail(ask, clock.now(), lost=lost)
+                self._publish()  # in doubt before anything is closed
+            if lost:
+                self._drop_control()
+            if isinstance(ask, asks.Open):
+                self._could_not_open(error)
+            return
+        with self.lock:
+            if isinstance(ask, asks.Open):
+                log.info("node %s: connected", self.settings.name)
+            self.protocol.answer(ask, answer, clock.now())
+            self._publish()
+
+    def _perform(self, ask: asks.ControlAsk) -> asks.ControlAnswer:
+        store = self._store
+        assert store is not None
+        with self._timed("control"):
+            return store.perform(ask)
+
+    def _open(self) -> asks.Opened:
+        self._drop_control()
+        store, session, opened = self.backend.open_control()
+        with self.lock:
+            self._store, self._control = store, session
+            self._introduce()
+        if not self._first_open.done():
+            self._first_open.set_result(None)
+        return opened
+
+    def _could_not_open(self, error: Exception) -> None:
+        """Raise a first failure where the application asked; later ones are retried."""
+        if not self._first_open.done() and (self.settings.start == "raise" or isinstance(error, ConfigError)):
+            public = error if isinstance(error, TenureError) else StoreUnavailable(str(error))
+            self._first_open.set_exception(public)
+            self._stop.wait()
+        else:
+            log.warning("node %s: %s", self.settings.name, error)
+
+    def _idle(self, until: float) -> None:
+        """Wait for something to do: a due time, a command, a notification, or the end of the connection."""
+        seconds = None if until == NEVER else max(0.0, until - clock.now())
+        session = self._control
+        try:
+            if session is None:
+                self._stop.wait(min(seconds if seconds is not None else 1.0, 1.0))
+                notes = []
+            else:
+                notes = session.idle(self._wakee, seconds)
+        except (Gone, Failed) as error:
+            log.info("node %s: the control connection broke: %s", self.settings.name, error)
+            with self.lock:
+                self.protocol.lost_control(clock.now())
+                self._publish()  # in doubt before anything is closed
+            self._drop_control()
+            return
+        with contextlib.suppress(BlockingIOError):
+            while self._wakee.recv(1024):
+                pass
+        with self.lock:
+            for note in notes:
+                kind, _, sender = note.partition(" ")
+                if sender != self.protocol.member_id:
+                    self.protocol.notified(kind, clock.now())
+
+    def _drop_control(self) -> None:
+        with self.lock:
+            store, session = self._store, self._control
+            self._store = self._control = None
+        if session is not None:
+            session.close()
+        if store is not None:
+            store.sentinel.abandon()
+
+    def _answer_query(self) -> bool:
+        """Answer one query of the application; False if there is none that can be answered now."""
+        store = self._store
+        if store is None or not self._queries:
+            return False
+        question, answer = self._queries.popleft()
+        try:
+            answer.set_result(question(store))
+        except (Gone, Failed) as error:
+            answer.set_exception(StoreUnavailable(str(error)))
+            if isinstance(error, Gone):
+                with self.lock:
+                    self.protocol.lost_control(clock.now())
+                    self._publish()
+                self._drop_control()
+        except Exception as error:  # noqa: BLE001 - it is the asker's
+            answer.set_exception(error)
+        return True
+
+    def _refuse_queries(self) -> None:
+        while self._queries:
+            _, answer = self._queries.popleft()
+            answer.set_exception(NodeClosed(f"node {self.settings.name!r} was closed"))
+
+    # The watch lane ------------------------------------------------------------------------------------------------
+
+    def _watch_loop(self) -> None:
+        try:
+            while not self._stop.is_set():
+                with self.lock:
+                    ask = self.protocol.watch(clock.now())
+                    if isinstance(ask, float):
+                        self.changed.wait(None if ask == NEVER else max(0.0, ask - clock.now()))
+                        continue
+                if isinstance(ask, asks.Look) and ask.wait_for is None and self._stop.wait(ask.seconds):
+                    break
+                self._run_watch(ask)
+        finally:
+            self._drop_watch()
+
+    def _run_watch(self, ask: asks.WatchAsk) -> None:
+        try:
+            answer = self._open_watch() if isinstance(ask, asks.OpenWatch) else self._look(ask)
+        except (Gone, Failed, TenureError, OSError) as error:
+            lost = not isinstance(error, Failed)
+            if not self._stop.is_set():
+                log.info("node %s: %s failed: %s", self.settings.name, type(ask).__name__, error)
+            with self.lock:
+                self.protocol.fail_watch(ask, clock.now(), lost=lost)
+                self._publish()
+            if lost:
+                self._drop_watch()
+            return
+        with self.lock:
+            self.protocol.answer_watch(ask, answer, clock.now())
+            self._publish()
+        self.wake()
+
+    def _look(self, ask: asks.WatchAsk) -> asks.WatchAnswer:
+        watch = self._watch
+        assert watch is not None
+        with self._timed("watch"):
+            return watch.perform(ask)
+
+    def _open_watch(self) -> asks.Watching:
+        self._drop_watch()
+        watch, session = self.backend.open_watch()
+        with self.lock:
+            self._watch, self._watch_session = watch, session
+            self._introduce()
+        return asks.Watching()
+
+    def _drop_watch(self) -> None:
+        with self.lock:
+            session, self._watch, self._watch_session = self._watch_session, None, None
+        if session is not None:
+            session.close()
+
+    # Shared --------------------------------------------------------------------------------------------------------
+
+    def _introduce(self) -> None:
+        """Let each lane know the other's connection: the row names both, and blockers are looked for by pid."""
+        if self._store and self._watch:
+            self._store.watch_backend = (self._watch.session.pid, self._watch.session.started)
+            self._watch.control_pid = self._store.session.pid
+
+    @contextlib.contextmanager
+    def _timed(self, lane: str) -> Any:
+        with self.lock:
+            self._busy_since[lane] = clock.now()
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._busy_since[lane] = NEVER
+
+    def forked(self) -> None:
+        """Become a stranger in a forked child: never leader, and the parent's connections untouched."""
+        self._state = "forked"
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self._lease.deadline = LONG_AGO
+        if self._store:
+            self._store.sentinel.abandon()
+        for session in (self._control, self._watch_session):
+            if session:
+                session.abandon()
+
+
+def _at_fork(engine: Engine) -> None:
+    reference = weakref.ref(engine)
+
+    def in_child() -> None:
+        engine = reference()
+        if engine is not None and engine.running:
+            engine.forked()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=in_child)

@@ -1,0 +1,255 @@
+"""The tables, and how they come to be.
+
+Whichever node comes first creates them, under a lock, so that any number may start at once. ``meta`` holds two numbers:
+``version``, the newest migration that has run, and ``oldest``, the oldest release (by its own newest migration) that
+can still work beside it. A migration only adds (tables, columns with defaults, functions under new names), so a node
+of the previous release goes on running beside it; one that cannot keep to that raises ``oldest``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tenure import statements
+from tenure.dialects import Dialect
+from tenure.errors import ConfigError
+from tenure.session import Run, Session, Step
+
+FENCED = "TN001"
+"""The SQLSTATE with which the fence refuses a term."""
+NOT_FENCED_HERE = "TN002"
+"""The SQLSTATE with which the fence refuses to stand inside a savepoint."""
+
+
+@dataclass(frozen=True)
+class Migration:
+    """What one version of the tables adds to the one before."""
+
+    version: int
+    tables: tuple[str, ...]
+    functions: tuple[str, ...] = ()
+    """For databases that can raise errors of their own (PostgreSQL)."""
+    oldest: int = 1
+
+
+_TABLES = (
+    """
+create table {namespaces} (
+    name text primary key,
+    incarnation text not null,
+    base bigint not null,
+    max_ttl_ms integer not null
+)
+""",
+    """
+create table {members} (
+    namespace text not null,
+    id text primary key,
+    name text not null,
+    host text not null,
+    pid integer not null,
+    version text not null,
+    metadata text not null,
+    takeover text not null,
+    ttl_ms integer not null,
+    renewals bigint not null,
+    sentinel_key integer,
+    sentinel_epoch integer not null,
+    server_start text not null,
+    incarnation text not null,
+    control_pid integer,
+    control_start text,
+    watch_pid integer,
+    watch_start text,
+    joined_at {time} not null,
+    renewed_at {time} not null,
+    ended_at {time},
+    end_reason text
+) {roomy}
+""",
+    "create index {index}members_namespace on {members} (namespace)",
+    """
+create table {roles} (
+    namespace text not null,
+    name text not null,
+    token bigint not null,
+    holder text,
+    reserved_for text,
+    request_token bigint,
+    request_to text,
+    primary key (namespace, name)
+) {roomy}
+""",
+    "create index {index}roles_holder on {roles} (holder)",
+    """
+create table {candidates} (
+    namespace text not null,
+    role text not null,
+    member_id text not null,
+    primary key (namespace, role, member_id)
+)
+""",
+    "create index {index}candidates_member on {candidates} (member_id)",
+    """
+create table {terms} (
+    namespace text not null,
+    role text not null,
+    token bigint not null,
+    member_id text not null,
+    member_name text not null,
+    began_at {time} not null,
+    resigned_at {time},
+    ended_at {time},
+    end_reason text,
+    primary key (namespace, role, token)
+)
+""",
+    "create index {index}terms_member on {terms} (member_id)",
+)
+
+_INCARNATION = """
+create function {schema}incarnation() returns text language plpgsql stable set search_path = pg_catalog as $$
+begin
+    return (select system_identifier from pg_control_system()) || ':'
+        || ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint;
+exception when insufficient_privilege or undefined_function or feature_not_supported then
+    -- A hosted server that hides them: every restart counts as a new server.
+    return extract(epoch from pg_postmaster_start_time())::text || ':1';
+end $$
+"""
+
+# The lock must be the transaction's own, not a savepoint's, or a rollback to it would drop the lock and leave the
+# transaction standing. A row lock shows in xmax: the transaction's own id where it is the only one, a multixact
+# otherwise. So the same look allows a second fence inside a savepoint of a transaction that is fenced already.
+_FENCE = (
+    """
+create function {schema}fence(the_namespace text, the_role text, the_token bigint, the_member text,
+                              bound_ms integer)
+returns void language plpgsql set search_path = pg_catalog as $$
+declare
+    locker xid;
+    top xid := (pg_current_xact_id())::xid;
+    timeout text;
+    present interval;
+begin
+    perform 1 from {roles} r where"""
+    + statements.FENCE_GUARD.replace(":namespace", "the_namespace")
+    .replace(":role", "the_role")
+    .replace(":token", "the_token")
+    .replace(":id", "the_member")
+    + """
+    for share of r;
+    if not found then
+        raise exception using errcode = '"""
+    + FENCED
+    + """', message = format('role %s: term %s is not the latest', the_role, the_token);
+    end if;
+    select r.xmax into locker from {roles} r where r.namespace = the_namespace and r.name = the_role;
+    if locker <> top then
+        begin
+            perform 1 from pg_get_multixact_members(locker) where xid = top;
+            if not found then
+                raise exception using errcode = '"""
+    + NOT_FENCED_HERE
+    + """';
+            end if;
+        exception when others then
+            raise exception using errcode = '"""
+    + NOT_FENCED_HERE
+    + """', message = 'a fence inside a savepoint does not hold: call it before the savepoint';
+        end;
+    end if;
+    -- Bound the transaction on the server, never loosening what the caller has set.
+    foreach timeout in array array['idle_in_transaction_session_timeout', 'transaction_timeout'] loop
+        present := current_setting(timeout, true)::interval;  -- null where the server has no such setting
+        if present = '0'::interval or present > make_interval(secs => bound_ms / 1000.0) then
+            perform set_config(timeout, bound_ms::text, true);
+        end if;
+    end loop;
+end $$
+"""
+)
+
+# The wait is caught here because a time-out that reaches the client leaves an error in the server's log.
+_WAIT_FOR_ROLE = """
+create function {schema}wait_for_role(the_namespace text, the_role text) returns boolean
+language plpgsql set search_path = pg_catalog as $$
+begin
+    perform 1 from {roles} where namespace = the_namespace and name = the_role for update;
+    return true;
+exception when lock_not_available then
+    return false;
+end $$
+"""
+
+MIGRATIONS: tuple[Migration, ...] = (Migration(1, _TABLES, (_INCARNATION, _FENCE, _WAIT_FOR_ROLE)),)
+
+
+def prepare(session: Session, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:
+    """Bring the tables up to the newest version that this release knows; do nothing if they are there."""
+    mine = migrations[-1].version
+    if _version(session, mine) >= mine:
+        return
+    with session.transaction() as run:
+        for step in _lock(session.dialect):
+            run(step)
+        present = _read_version(run, session.dialect)
+        for migration in migrations:
+            if migration.version > present:
+                _apply(run, session.dialect, migration)
+
+
+def _version(session: Session, mine: int) -> int:
+    """Return the version of the tables, 0 where there are none; refuse tables that are too new."""
+    with session.transaction() as run:
+        version = _read_version(run, session.dialect)
+        if version <= mine:
+            return version
+        ((oldest,),) = run(Step("select value from {meta} where name = 'oldest'", {}))[0].rows
+    if oldest > mine:
+        msg = (
+            f"the tables are of version {version}, which needs a release that knows at least version {oldest}; "
+            f"this one knows {mine}: upgrade Tenure here"
+        )
+        raise ConfigError(msg)
+    return version
+
+
+def _read_version(run: Run, dialect: Dialect) -> int:
+    (there,) = run(_exists(dialect))
+    if not there.rows:
+        return 0
+    (version,) = run(Step("select value from {meta} where name = 'version'", {}))
+    return int(version.rows[0][0])
+
+
+def _exists(dialect: Dialect) -> Step:
+    if dialect.name == "sqlite":
+        return Step("select 1 from sqlite_master where name = 'tenure_meta'", {})
+    return Step("select 1 where pg_catalog.to_regclass(:meta) is not null", {"meta": dialect.prefix + "meta"})
+
+
+def _lock(dialect: Dialect) -> list[Step]:
+    """Let one node at a time create the tables. SQLite's write lock is held already."""
+    if dialect.name == "sqlite":
+        return []
+    return [
+        Step("select pg_catalog.set_config('lock_timeout', '20s', true)", {}),
+        Step("select pg_catalog.set_config('statement_timeout', '20s', true)", {}),
+        Step("select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('tenure schema', 0))", {}),
+    ]
+
+
+def _apply(run: Run, dialect: Dialect, migration: Migration) -> None:
+    if migration.version == 1:
+        if dialect.name != "sqlite":
+            run(Step("create schema if not exists " + dialect.prefix.rstrip("."), {}))
+        run(Step("create table {meta} (name text primary key, value integer not null)", {}))
+        run(Step("insert into {meta} (name, value) values ('version', 0), ('oldest', 1)", {}))
+    for text in migration.tables:
+        run(Step(text, {}))
+    if dialect.name == "postgresql":
+        for text in migration.functions:
+            run(Step(text, {}))
+    run(Step("update {meta} set value = :value where name = 'version'", {"value": migration.version}))
+    run(Step("update {meta} set value = :value where name = 'oldest'", {"value": migration.oldest}))

@@ -1,0 +1,250 @@
+"""SQLite by the standard library: the embedded default, for processes on one machine.
+
+One writer at a time holds the whole file, in short ``BEGIN IMMEDIATE`` transactions (a deferred one that turns into a
+writer fails at once, whatever the time-out). The sentinel is an ``flock`` on a file of its own beside the database: the
+kernel frees it when the process dies, and opening and closing the database elsewhere in the process cannot touch it.
+Nobody can be told anything here, so the watcher looks at the sentinel and at the file's change counter many times a
+second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tenure import timing
+from tenure.asks import Server
+from tenure.dialects import SQLITE
+from tenure.errors import ConfigError, StoreUnavailable
+from tenure.session import Failed, Result, Run, Step
+
+if os.name == "posix":
+    import fcntl
+
+SERVER = Server(start="sqlite", incarnation="sqlite")
+POLL_S = 0.05
+"""How often the watcher looks: half of this is the usual delay before a crash is noticed."""
+
+
+@dataclass(frozen=True)
+class FetchedResult:
+    """A result that is there already."""
+
+    rows: Sequence[tuple[Any, ...]]
+    count: int
+
+
+class SqliteSession:
+    """One connection of the node's own."""
+
+    dialect = SQLITE
+    pid = 0
+    started = ""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        """Take over a connection in autocommit mode."""
+        self.connection = connection
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Run]:
+        """Run steps in one transaction that holds the write lock from its beginning."""
+        try:
+            self.connection.execute("begin immediate")
+            try:
+                yield self._run
+            except BaseException:
+                self.connection.rollback()
+                raise
+            self.connection.commit()
+        except sqlite3.Error as error:
+            if self.connection.in_transaction:
+                self.connection.rollback()
+            raise Failed(str(error)) from error
+
+    def run(self, *steps: Step) -> Sequence[Result]:
+        """Run some steps as one transaction."""
+        with self.transaction() as run:
+            return run(*steps)
+
+    def read(self, *steps: Step) -> Sequence[Result]:
+        """Run some queries without keeping anybody from writing."""
+        try:
+            return self._run(*steps)
+        except sqlite3.Error as error:
+            raise Failed(str(error)) from error
+
+    def _run(self, *steps: Step) -> Sequence[Result]:
+        results = []
+        for step in steps:
+            cursor = self.connection.execute(self.dialect.text(step.text), step.parameters)
+            results.append(FetchedResult(cursor.fetchall(), cursor.rowcount))
+        return results
+
+    def notify(self, namespace: str, payload: str) -> Step | None:  # noqa: ARG002
+        """Return None: nobody can be told, they have to look."""
+        return None
+
+    def idle(self, waker: socket.socket, seconds: float | None) -> list[str]:
+        """Wait for the waker; there are no notifications."""
+        select.select([waker], [], [], seconds)
+        return []
+
+    def changes(self) -> int:
+        """Return a number that differs after any other connection has written to the file."""
+        try:
+            return int(self.connection.execute("pragma data_version").fetchone()[0])
+        except sqlite3.Error as error:
+            raise Failed(str(error)) from error
+
+    def server(self) -> Server:
+        """Return the one server there is: the file."""
+        return SERVER
+
+    def abort(self) -> None:
+        """Do nothing: no call here outlasts its time-out."""
+
+    def abandon(self) -> None:
+        """Do nothing: the kernel keeps locks by process, and nothing is sent anywhere."""
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+
+
+class FileSentinel:
+    """A file per member; the lock on it stands as long as the process that took it.
+
+    A file that is missing proves nothing (somebody may have cleaned up): then only silence ends the member.
+    """
+
+    def __init__(self, directory: Path, session: SqliteSession, stop: threading.Event) -> None:
+        """Keep the files in ``directory``; ``stop`` cuts a wait short."""
+        self._directory = directory
+        self._session = session
+        self._stop = stop
+        self._held: dict[int, int] = {}
+        self._changes = 0
+        """The file's change counter before the last look: what is written during a look is seen by the next."""
+
+    def hold(self, key: int) -> bool:
+        """Create the file and lock it."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(self._path(key), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return False
+        self._held[key] = descriptor
+        return True
+
+    def retake(self, key: int) -> bool:
+        """Take the lock again, if it was ever let go."""
+        return key in self._held or self.hold(key)
+
+    def release(self, key: int) -> None:
+        """Remove the file and let go."""
+        descriptor = self._held.pop(key, None)
+        if descriptor is not None:
+            self._path(key).unlink(missing_ok=True)
+            os.close(descriptor)
+
+    def abandon(self) -> None:
+        """Close the inherited descriptors: the lock stays with the parent's, and falls when the parent dies."""
+        for descriptor in self._held.values():
+            os.close(descriptor)
+        self._held.clear()
+
+    def wait(self, key: int, seconds: float) -> None:
+        """Wait until the lock falls or somebody has written to the database, for so long at most."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            before, self._changes = self._changes, self._session.changes()
+            if self._changes != before or not self.standing([key]) or self._stop.wait(POLL_S):
+                return
+
+    def standing(self, keys: Sequence[int]) -> set[int]:
+        """Return which of the locks are held; what cannot be seen is taken to stand."""
+        return {key for key in keys if key in self._held or not self._is_free(key)}
+
+    def sweep(self, keys: set[int]) -> None:
+        """Remove the files of members that are no more."""
+        for path in self._directory.glob("*.lock"):
+            if path.stem.isdigit() and int(path.stem) not in keys and self._is_free(int(path.stem)):
+                path.unlink(missing_ok=True)
+
+    def _is_free(self, key: int) -> bool:
+        try:
+            descriptor = os.open(self._path(key), os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    def _path(self, key: int) -> Path:
+        return self._directory / f"{key}.lock"
+
+
+class SqliteWatcher:
+    """What SQLite can do about other members' connections: nothing."""
+
+    def slice_s(self) -> float:
+        """Return the longest wait between two looks."""
+        return timing.SLICE_S
+
+    def evict(self, namespace: str, member_ids: tuple[str, ...]) -> None:
+        """Do nothing: a stopped process holds no lock between its short transactions."""
+
+    def unblock(self, namespace: str, control_pid: int, bound_s: float) -> None:
+        """Do nothing: who holds the write lock cannot be told."""
+
+
+class SqliteConnector:
+    """Opens connections to one file."""
+
+    dialect = SQLITE
+
+    def __init__(self, path: str, renew_every: float) -> None:
+        """Name the file; it is created on the first connection."""
+        if path in ("", ":memory:"):
+            msg = "an in-memory SQLite database cannot be shared: give a file, e.g. sqlite:///app.db"
+            raise ConfigError(msg)
+        self.path = Path(path).absolute()
+        self.sentinels = self.path.with_name(self.path.name + ".sentinels")
+        self._busy_timeout_s = renew_every
+
+    def __repr__(self) -> str:
+        """Show the file."""
+        return f"SqliteConnector({str(self.path)!r})"
+
+    def connect(self) -> sqlite3.Connection:
+        """Open a plain connection in autocommit mode."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            connection = sqlite3.connect(
+                self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
+            )
+            connection.execute("pragma journal_mode = wal").fetchone()
+            connection.execute("pragma synchronous = full")  # a token must not come back after a crash
+        except (sqlite3.Error, OSError) as error:
+            msg = f"cannot open {str(self.path)!r}: {error}"
+            raise StoreUnavailable(msg) from None
+        return connection
+
+    def open(self) -> SqliteSession:
+        """Open a session of the node's own."""
+        return SqliteSession(self.connect())

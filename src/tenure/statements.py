@@ -1,0 +1,272 @@
+"""Every statement that decides who leads, as a text that a database administrator can read.
+
+Words of the dialect stand in braces, parameters after a colon. Three rules hold throughout:
+
+- every write is scoped to the membership or the term that it speaks for;
+- nothing is decided by a timestamp: ``*_at`` columns are for people to read;
+- a check and the write that depends on it are one statement, or stand behind a row lock.
+"""
+
+from __future__ import annotations
+
+# Members -----------------------------------------------------------------------------------------------------
+
+JOIN = """
+insert into {members} (namespace, id, name, host, pid, version, metadata, takeover, ttl_ms, renewals,
+                       sentinel_key, sentinel_epoch, server_start, incarnation,
+                       control_pid, control_start, joined_at, renewed_at)
+values (:namespace, :id, :name, :host, :pid, :version, :metadata, :takeover, :ttl_ms, 0,
+        :key, 0, :server_start, :incarnation, :control_pid, :control_start, {now}, {now})
+"""
+
+RENEW = """
+update {members}
+set renewals = renewals + 1, renewed_at = {now}, control_pid = :control_pid, control_start = :control_start,
+    watch_pid = :watch_pid, watch_start = :watch_start
+where id = :id and ended_at is null
+"""
+
+RESUME = """
+update {members}
+set renewals = renewals + 1, renewed_at = {now}, control_pid = :control_pid, control_start = :control_start,
+    sentinel_epoch = sentinel_epoch + 1, server_start = :server_start
+where id = :id and ended_at is null and incarnation = :incarnation
+"""
+
+END_SILENT = """
+update {members} set ended_at = {now}, end_reason = 'silence'
+where id = :id and ended_at is null and renewals = :renewals
+"""
+
+END_DEAD = """
+update {members} set ended_at = {now}, end_reason = 'death'
+where id = :id and ended_at is null and sentinel_epoch = :epoch and server_start = :server_start
+"""
+
+END_SELF = """
+update {members} set ended_at = {now}, end_reason = :reason
+where id = :id and ended_at is null
+"""
+
+ROSTER = """
+select id, ttl_ms, renewals, sentinel_key, sentinel_epoch, server_start
+from {members} where namespace = :namespace and ended_at is null
+"""
+
+LIVE_KEYS = """
+select sentinel_key from {members} where ended_at is null and sentinel_key is not null
+"""
+
+# Roles -------------------------------------------------------------------------------------------------------
+
+HELD = """
+select name, token, request_token, request_to from {roles}
+where namespace = :namespace and holder = :id
+"""
+
+VACANT = """
+select r.name, r.token, w.id
+from {candidates} c
+join {roles} r on r.namespace = c.namespace and r.name = c.role
+left join {members} m on m.id = r.holder and m.ended_at is null
+left join {members} w on w.id = r.reserved_for and w.ended_at is null
+where c.namespace = :namespace and c.member_id = :id and m.id is null
+"""
+
+ANY_VACANCY = """
+select 1 where exists (
+    select 1 from {roles} r
+    join {candidates} c on c.namespace = r.namespace and c.role = r.name and c.member_id = :id
+    where r.namespace = :namespace and r.holder is null
+) or exists (
+    select 1 from {members} m
+    join {roles} r on r.holder = m.id
+    join {candidates} c on c.namespace = r.namespace and c.role = r.name and c.member_id = :id
+    where m.namespace = :namespace and m.ended_at is not null
+)
+"""
+
+LEFT_OVER = """
+select 1 from {roles} r
+where r.holder = :ended and not exists (
+    select 1 from {candidates} c where c.namespace = r.namespace and c.role = r.name and c.member_id = :id)
+limit 1
+"""
+
+CONTESTED = """
+select distinct c.role from {candidates} c
+join {members} m on m.id = c.member_id and m.ended_at is null
+where c.namespace = :namespace and c.role in {listed} and c.member_id <> :id
+"""
+
+LOCK_MEMBER = """
+select 1 from {members} where id = :id and ended_at is null {for_share}
+"""
+
+LOCK_FREE = """
+select name from {roles} where namespace = :namespace and name in {listed} order by name {skip_locked}
+"""
+
+LOCK_PATIENTLY = """
+select name from {roles} where namespace = :namespace and name in {listed} {wait_for_role} order by name
+"""
+
+TAKE = """
+update {roles}
+set token = {greatest}(token + 1, :floor), holder = :id,
+    reserved_for = null, request_token = null, request_to = null
+where namespace = :namespace and name in {listed}
+  and (holder is null or holder = :id
+       or not exists (select 1 from {members} m where m.id = holder and m.ended_at is null))
+  and (reserved_for is null or reserved_for = :id or name in {unreserved}
+       or not exists (select 1 from {members} w where w.id = reserved_for and w.ended_at is null))
+"""
+
+TAKEN = """
+select name, token from {roles} where namespace = :namespace and holder = :id and name in {listed}
+"""
+
+RECORD = """
+insert into {terms} (namespace, role, token, member_id, member_name, began_at)
+select namespace, name, token, :id, :name, {now} from {roles}
+where namespace = :namespace and holder = :id and name in {listed}
+"""
+
+MARK_RESIGNED = """
+update {terms} set resigned_at = {now}
+where namespace = :namespace and role = :role and token = :token and member_id = :id
+"""
+
+MINE = """
+select name from {roles} where namespace = :namespace and name = :role and token = :token and holder = :id
+"""
+
+VACATE = """
+update {roles} set holder = null, reserved_for = :reserved_for, request_token = null, request_to = null
+where namespace = :namespace and name = :role and token = :token and holder = :id
+"""
+
+REQUEST = """
+update {roles} set request_token = token, request_to = :to
+where namespace = :namespace and name = :role and holder = :id and token = :token
+"""
+
+# Candidates --------------------------------------------------------------------------------------------------
+
+ADD_ROLES = """
+insert into {roles} (namespace, name, token)
+select :namespace, value, 0 from {from_listed} where true order by value
+on conflict do nothing
+"""
+
+ADD_CANDIDACIES = """
+insert into {candidates} (namespace, role, member_id)
+select :namespace, value, :id from {from_listed} where true
+on conflict do nothing
+"""
+
+REMOVE_CANDIDACIES = """
+delete from {candidates} where namespace = :namespace and member_id = :id and role in {listed}
+"""
+
+# The confirmed server ----------------------------------------------------------------------------------------
+
+ADD_NAMESPACE = """
+insert into {namespaces} (name, incarnation, base, max_ttl_ms) values (:namespace, :incarnation, 0, :max_ttl_ms)
+on conflict do nothing
+"""
+
+CONFIRMED = """
+select incarnation, base, max_ttl_ms from {namespaces} where name = :namespace
+"""
+
+CONFIRM = """
+update {namespaces}
+set incarnation = :incarnation,
+    base = case when :same_system = 1 then base else {greatest}(base, coalesce(
+        (select max(token) from {roles} where namespace = :namespace), 0)) end
+where name = :namespace and incarnation = :old
+"""
+
+# The fence ---------------------------------------------------------------------------------------------------
+
+FENCE_GUARD = """
+    r.namespace = :namespace and r.name = :role and r.token = :token and r.holder = :id
+    and exists (select 1 from {members} m where m.id = r.holder and m.ended_at is null
+                and m.incarnation = {incarnation})
+    and not exists (select 1 from {terms} t where t.namespace = r.namespace and t.role = r.name
+                    and t.token = r.token and t.resigned_at is not null)
+"""
+
+FENCE_BY_UPDATE = (
+    """
+update {roles} as r set token = r.token where """
+    + FENCE_GUARD
+)
+"""Changes nothing and takes the write lock: where a SELECT opens no transaction, this does."""
+
+# What people ask ---------------------------------------------------------------------------------------------
+
+LEADERS = """
+select r.name, r.token, m.id, m.name
+from {roles} r left join {members} m on m.id = r.holder and m.ended_at is null
+where r.namespace = :namespace and r.name in {listed}
+"""
+
+LEADER = """
+select m.id, m.name, r.token, t.began_at, m.renewed_at, {now}
+from {roles} r
+join {members} m on m.id = r.holder and m.ended_at is null
+left join {terms} t on t.namespace = r.namespace and t.role = r.name and t.token = r.token
+where r.namespace = :namespace and r.name = :role and t.resigned_at is null
+"""
+
+CANDIDATES = """
+select m.id, m.name, m.host, m.pid, m.takeover, m.ttl_ms, m.renewed_at, {now}, m.metadata
+from {candidates} c join {members} m on m.id = c.member_id and m.ended_at is null
+where c.namespace = :namespace and c.role = :role
+order by m.joined_at, m.id
+"""
+
+HISTORY = """
+select t.token, t.member_id, t.member_name, t.began_at,
+       coalesce(t.ended_at, t.resigned_at, m.ended_at),
+       coalesce(t.end_reason, case when t.resigned_at is not null then 'resigned' end, m.end_reason)
+from {terms} t left join {members} m on m.id = t.member_id
+where t.namespace = :namespace and t.role = :role
+order by t.token desc limit :limit
+"""
+
+# Keeping the tables small ------------------------------------------------------------------------------------
+
+LAST_KEPT_END = """
+select ended_at from {members} where namespace = :namespace and ended_at is not null
+order by ended_at desc limit 1 offset :kept
+"""
+
+CLOSE_TERMS = """
+update {terms}
+set ended_at = (select m.ended_at from {members} m where m.id = member_id),
+    end_reason = (select m.end_reason from {members} m where m.id = member_id)
+where namespace = :namespace and ended_at is null and resigned_at is null and member_id in (
+    select m.id from {members} m where m.namespace = :namespace and m.ended_at is not null and m.ended_at <= :before)
+"""
+
+DELETE_CANDIDACIES = """
+delete from {candidates} where namespace = :namespace and member_id in (
+    select m.id from {members} m where m.namespace = :namespace and m.ended_at is not null)
+"""
+
+DELETE_MEMBERS = """
+delete from {members} where namespace = :namespace and ended_at is not null and ended_at <= :before
+"""
+
+LONG_HISTORIES = """
+select role from {terms} where namespace = :namespace group by role having count(*) > :kept
+"""
+
+DELETE_TERMS = """
+delete from {terms} where namespace = :namespace and role = :role and token < (
+    select min(token) from (select token from {terms} where namespace = :namespace and role = :role
+                            order by token desc limit :kept) as kept)
+"""

@@ -1,0 +1,140 @@
+"""A term: one holding of a role, numbered by its token. A value with a deadline; every read compares with the clock."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tenure import connections
+from tenure.clock import now
+from tenure.engine import Lease
+from tenure.errors import LeadershipLost, NotLeader
+
+if TYPE_CHECKING:
+    from tenure.election import Election
+
+
+class Term:
+    """One holding of one role by this node. Once lost, it stays lost.
+
+    As a context manager it ends with its block: leaving the block resigns the term if it still stands, and a
+    LeadershipLost of this term is swallowed, so that a loop over ``node.terms(role)`` campaigns again.
+    """
+
+    def __init__(self, election: Election, token: int, member_id: str, lease: Lease) -> None:
+        """Begin under a lease; made by the election, not by you."""
+        self._election = election
+        self._lease = lease
+        self._reason: str | None = None
+        self._callbacks: list[Callable[[Term], object]] = []
+        self.token = token
+        """The fencing token: it only grows from term to term."""
+        self.member_id = member_id
+        """The membership under which the role was acquired."""
+
+    def __repr__(self) -> str:
+        """Show role, token and state."""
+        state = f"lost: {self._reason}" if self._reason else ("valid" if self.valid else "not valid")
+        return f"<Term role={self.role!r} token={self.token} {state}>"
+
+    @property
+    def role(self) -> str:
+        """The role that is held."""
+        return self._election.role
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the role."""
+        return self._election.namespace
+
+    @property
+    def schema(self) -> str:
+        """The schema of Tenure's tables (PostgreSQL)."""
+        return self._election.schema
+
+    @property
+    def valid(self) -> bool:
+        """Whether this term may be acted on at this moment. False in doubt; False for good once lost."""
+        return now() < self._lease.deadline and self._reason is None
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until trust ends unless it is renewed; 0 if it has ended."""
+        return max(0.0, self._lease.deadline - now()) if self._reason is None else 0.0
+
+    @property
+    def lost_reason(self) -> str | None:
+        """Why the term is over; None while it is not."""
+        return self._reason
+
+    def ensure(self) -> None:
+        """Raise unless the term is valid: LeadershipLost if it is over, NotLeader while in doubt."""
+        if self.valid:
+            return
+        self._election.settle()
+        if self._reason is not None:
+            raise LeadershipLost(f"role {self.role!r}: the term with token {self.token} is over ({self._reason})")
+        if not self.valid:
+            raise NotLeader(
+                f"role {self.role!r}: the connection broke, it is not known yet whether token {self.token} still stands"
+            )
+
+    def on_lost(self, callback: Callable[[Term], object]) -> None:
+        """Call ``callback(term)`` when the term is over, on a thread for callbacks; at once if it is over already."""
+        self._election.on_lost(self, callback)
+
+    def wait_lost(self, timeout: float | None = None) -> bool:
+        """Wait until the term is over; False if ``timeout`` seconds pass first."""
+        return self._election.wait_for(lambda: self._reason is not None, timeout)
+
+    def fence(self, connection: Any, *, bound: float | None = None) -> None:
+        """Check inside the transaction of ``connection`` that this term is the latest, and keep it so until it ends.
+
+        Raises Fenced if it is not: on PostgreSQL the transaction then cannot commit, on SQLite it has been rolled
+        back. The database judges; no local clock is asked. The server ends the transaction after ``bound`` seconds
+        (the TTL by default), so that a paused leader holds up its successor no longer.
+        """
+        connections.fence(connection, self, self._election.ttl if bound is None else bound)
+
+    @contextlib.contextmanager
+    def transaction(self, *, bound: float | None = None) -> Iterator[Transaction]:
+        """Open a fenced transaction on a connection of its own; it commits only if this term is still the latest."""
+        with self._election.backend.transaction() as connection:
+            self.fence(connection, bound=bound)
+            yield Transaction(connection)
+
+    def resign(self, to: str | None = None) -> None:
+        """Hand over now; see :meth:`Election.resign`."""
+        if self._reason is None:
+            self._election.resign(to)
+
+    def __enter__(self) -> Term:
+        """Begin the block of this term."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """Resign if the term still stands; swallow its own LeadershipLost."""
+        self.resign()
+        return isinstance(error, LeadershipLost)
+
+    def lose(self, reason: str) -> list[Callable[[Term], object]]:
+        """Mark the term as over and return who wants to know; called by the election."""
+        self._reason = reason
+        callbacks, self._callbacks = self._callbacks, []
+        return callbacks
+
+
+class Transaction:
+    """A fenced transaction: run statements on it, nothing else. It commits when its block is left."""
+
+    def __init__(self, connection: Any) -> None:
+        """Wrap the driver's connection."""
+        self._connection = connection
+
+    def execute(self, sql: str, parameters: Any = ()) -> Any:
+        """Run a statement, with parameters in the driver's style (psycopg: ``%s``, sqlite3: ``?``); return the cursor."""
+        return self._connection.execute(sql, parameters or ())

