@@ -25,7 +25,7 @@ from tenure.events import Deposed, Elected, Event, LeaderChanged, Resumed, Suspe
 from tenure.node import Node
 from tenure.term import Term, Transaction
 from tenure.values import Candidate, LeaderInfo, TermRecord
-from tenure.version import VERSION as __version__
+from tenure.version import __version__
 
 __all__ = [
     "Candidate",

@@ -13,12 +13,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from tenure import timing
+from tenure import clock, timing
 from tenure.dialects import listed
 from tenure.session import Failed, Session, Step
 
 CLASS_ID = 0x54454E55
 """The first half of every key: "TENU". The second half is the member's random number."""
+
+COMPLAIN_EVERY_S = 60.0
 
 log = logging.getLogger("tenure.advisory")
 
@@ -144,6 +146,7 @@ class AdvisoryWatcher:
         """Act on the watch connection."""
         self._session = session
         self._sentinel = sentinel
+        self._complain_at = float("-inf")
 
     def slice_s(self) -> float:
         """Return how long a wait may last without a line in the server's log."""
@@ -163,8 +166,14 @@ class AdvisoryWatcher:
     def unblock(self, namespace: str, control_pid: int, bound_s: float) -> None:
         """End transactions that have blocked the control connection for longer than their bound."""
         parameters = {"namespace": namespace, "control_pid": control_pid, "bound_s": bound_s}
-        for pid, _ in self._session.read(Step(_UNBLOCK.format(), parameters))[0].rows:
+        rows = self._session.read(Step(_UNBLOCK.format(), parameters))[0].rows
+        for pid, _ in rows:
             if pid == 0:
-                log.warning("a prepared transaction keeps a role from being acquired: commit it or roll it back")
+                self._complain()
             else:
                 log.warning("ended connection %d: its transaction kept a role from being acquired", pid)
+
+    def _complain(self) -> None:
+        if clock.now() >= self._complain_at:
+            self._complain_at = clock.now() + COMPLAIN_EVERY_S
+            log.warning("a prepared transaction keeps a role from being acquired: commit it or roll it back")

@@ -19,7 +19,7 @@ from tenure.session import Sentinel, Session
 from tenure.settings import NodeSettings
 from tenure.sqlite import FileSentinel, SqliteConnector, SqliteWatcher
 from tenure.store import Identity, Store
-from tenure.version import VERSION
+from tenure.version import __version__
 from tenure.watch import Watch
 
 
@@ -133,7 +133,7 @@ def backend_for(settings: NodeSettings) -> Backend:
 
 def _prepared(session: Session, sentinel: Sentinel, settings: NodeSettings) -> tuple[Store, Opened]:
     schema.prepare(session)
-    identity = Identity(socket.gethostname(), os.getpid(), VERSION)
+    identity = Identity(socket.gethostname(), os.getpid(), __version__)
     store = Store(session, sentinel, settings.namespace, identity)
     server, confirmed = store.open(max(settings.ttl, timing.DEFAULT_MAX_TTL_S))
     if settings.ttl > confirmed.max_ttl:

@@ -184,6 +184,9 @@ class Candidacy:
             self._vacating[role] = (token, None, now)
         elif trusted:
             self.holding[role] = token
+            # An adopted term ends the attempts planned before the reply was lost: another would replace it unannounced.
+            self.wanted.discard(role)
+            self.busy = [other for other in self.busy if other != role]
             self._stand_back.pop(role, None)
             self._reservations.pop(role, None)
             self._news.append(Elected(role, token))

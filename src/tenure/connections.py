@@ -30,8 +30,8 @@ _AUTOCOMMIT = (
     "a fence needs a transaction, and this connection is in autocommit mode: begin one first, or use term.transaction()"
 )
 _SAVEPOINT = (
-    "a fence inside a savepoint does not hold (a rollback to it would drop the lock): call term.fence() in the outermost "
-    "transaction, before any savepoint"
+    "a fence inside a savepoint does not hold (a rollback to it would drop the lock): call term.fence() in the "
+    "outermost transaction, before any savepoint"
 )
 
 
@@ -40,10 +40,10 @@ def fence(connection: Any, claim: Claim, bound_s: float) -> None:
 
     Raises Fenced if it is not; the transaction then cannot commit.
     """
-    module = type(connection).__module__.partition(".")[0]
+    modules = {kind.__module__.partition(".")[0] for kind in type(connection).__mro__}
     if isinstance(connection, sqlite3.Connection):
         _fence_sqlite(connection, claim)
-    elif module == "psycopg" and hasattr(connection, "pgconn") and not hasattr(connection, "__aenter__"):
+    elif "psycopg" in modules and hasattr(connection, "pgconn") and not hasattr(connection, "__aenter__"):
         _fence_psycopg(connection, claim, bound_s)
     else:
         raise ConfigError(
@@ -60,7 +60,10 @@ def _fence_psycopg(connection: Any, claim: Claim, bound_s: float) -> None:
     text = f"select {postgresql(claim.schema).prefix}fence(%s, %s, %s, %s, %s)"
     parameters = (claim.namespace, claim.role, claim.token, claim.member_id, max(1, round(bound_s * 1000)))
     try:
-        connection.execute(text, parameters)
+        # A cursor of our own, whatever kind of cursor and rows the caller's connection makes; the fetch waits for the
+        # verdict where the caller is in pipeline mode.
+        cursor = psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row)
+        cursor.execute(text, parameters, prepare=False).fetchone()
     except psycopg.Error as error:
         if error.sqlstate == schema.FENCED:
             raise _refused(claim) from None
@@ -84,6 +87,8 @@ def _fence_sqlite(connection: sqlite3.Connection, claim: Claim) -> None:
         fenced = connection.execute(SQLITE.text(statements.FENCE_BY_UPDATE), parameters).rowcount
     except sqlite3.OperationalError as error:
         connection.rollback()
+        if "locked" not in str(error):  # busy, that is; anything else is not about the term
+            raise
         raise Fenced(f"role {claim.role!r}: the database is busy ({error})", retryable=True) from error
     if not fenced:
         connection.rollback()

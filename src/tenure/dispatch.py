@@ -21,22 +21,27 @@ class Dispatcher:
         self._name = name
         self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._closed = False
         self._lock = threading.Lock()
 
     def call(self, action: Callable[[], object]) -> None:
         """Have ``action`` called soon."""
         with self._lock:
-            if self._thread is None:
+            self._queue.put(action)
+            if self._closed:
+                self._queue.put(None)  # a latecomer: its thread ends with it
+            if self._closed or self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name=f"tenure-callbacks-{self._name}", daemon=True)
                 self._thread.start()
-        self._queue.put(action)
 
     def close(self, timeout: float) -> None:
         """Finish what was asked for, and end the thread."""
         with self._lock:
-            thread, self._thread = self._thread, None
+            already, self._closed = self._closed, True
+            thread = self._thread
         if thread is not None:
-            self._queue.put(None)
+            if not already:
+                self._queue.put(None)
             if thread is not threading.current_thread():
                 thread.join(timeout)
 

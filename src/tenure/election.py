@@ -53,13 +53,26 @@ class Election:
 
     def wait(self, timeout: float | None = None) -> Term:
         """Return the term as soon as this node leads; raise WaitTimeout after ``timeout`` seconds."""
-        self._engine.check_running()
-        self.wait_for(lambda: self.is_leader or not self._engine.running, timeout)
-        self._engine.check_running()
-        term = self.term
-        if term is None:
-            raise WaitTimeout(f"role {self.role!r}: not elected within {timeout:g} s")
-        return term
+        deadline = None if timeout is None else now() + timeout
+        while True:
+            self._engine.check_running()
+            left = None if deadline is None else max(0.0, deadline - now())
+            elected = self.wait_for(lambda: self.is_leader or not self._engine.running, left)
+            term = self.term
+            if term is not None:
+                return term
+            if not elected:
+                raise WaitTimeout(f"role {self.role!r}: not elected within {timeout:g} s")
+
+    def next_term(self, after: int) -> Term | None:
+        """Wait for a term with a token above ``after``; None if the node was closed meanwhile."""
+
+        def newer() -> Term | None:
+            term = self.term
+            return term if term is not None and term.token > after else None
+
+        self.wait_for(lambda: newer() is not None or not self._engine.running, None)
+        return newer()
 
     def leader(self) -> LeaderInfo | None:
         """Return who holds the role, as the database knows it; None if nobody does."""
@@ -77,7 +90,7 @@ class Election:
         """Hand over now, to the candidate named ``to`` (its name or member id) if one is given.
 
         The node stands back for a TTL, or until nobody else stands. Raises NotLeader if this node does not lead, and
-        ConfigError if nobody of that name stands, or several do; then nothing happens.
+        ConfigError if nobody else of that name stands, or several do; then nothing happens.
         """
         if self._term is None:
             raise NotLeader(f"role {self.role!r}: this node does not lead, so it cannot resign")
@@ -108,11 +121,12 @@ class Election:
             self._readers.remove(reader)
 
     def _candidate(self, to: str) -> str:
-        standing = self.candidates()
+        me = self._engine.protocol.member_id
+        standing = [candidate for candidate in self.candidates() if candidate.member_id != me]
         ids = [candidate.member_id for candidate in standing if to in (candidate.name, candidate.member_id)]
         if not ids:
-            names = ", ".join(repr(candidate.name) for candidate in standing)
-            raise ConfigError(f"role {self.role!r}: nobody named {to!r} stands for it; candidates are {names}")
+            names = ", ".join(repr(candidate.name) for candidate in standing) or "none"
+            raise ConfigError(f"role {self.role!r}: nobody else named {to!r} stands for it; others are {names}")
         if len(ids) > 1:
             raise ConfigError(
                 f"role {self.role!r}: {len(ids)} candidates are named {to!r}; give an id: {', '.join(ids)}"

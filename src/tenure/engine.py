@@ -5,7 +5,7 @@
     watch thread     runs the watch lane's asks on the watch connection
 
 All of them call the protocol under one lock, for microseconds, and publish what it decided before they let go of it:
-first the deadline, then the news. A lease's deadline is the only thing that a reader of ``is_leader`` looks at. Once the
+first the deadline, then the news. A lease's deadline is all that a reader of ``is_leader`` looks at. Once the
 terms under a lease are lost the lease is dead for good; a new one takes its place, so no reader, however long it was
 paused between two instructions, can take new trust for old.
 """
@@ -27,9 +27,9 @@ from typing import Any, Protocol, TypeVar
 
 from tenure import asks, clock, timing
 from tenure.backends import Backend, LaneSession, backend_for
+from tenure.candidacy import LONG_AGO, NEVER
 from tenure.errors import ConfigError, NodeClosed, StoreUnavailable, TenureError
 from tenure.events import Event
-from tenure.candidacy import LONG_AGO, NEVER
 from tenure.protocol import Phase, Settings
 from tenure.protocol import Protocol as Decisions
 from tenure.session import Failed, Gone
@@ -96,9 +96,8 @@ class Engine:
         self._watch: Watch | None = None
         self._watch_session: LaneSession | None = None
         self._busy_since = {"control": NEVER, "watch": NEVER}
-        self._waker, self._wakee = socket.socketpair()
-        self._waker.setblocking(False)
-        self._wakee.setblocking(False)
+        self._waker: socket.socket
+        self._wakee: socket.socket
 
     # From the facade -----------------------------------------------------------------------------------------------
 
@@ -107,6 +106,9 @@ class Engine:
         with self.lock:
             if self._state != "new":
                 raise NodeClosed(f"node {self.settings.name!r} was started before: make a new one")
+            self._waker, self._wakee = socket.socketpair()
+            self._waker.setblocking(False)
+            self._wakee.setblocking(False)
             self._state = "running"
         _at_fork(self)
         loops = (("control", self._control_loop), ("watch", self._watch_loop), ("keeper", self._keeper_loop))
@@ -237,6 +239,8 @@ class Engine:
         finally:
             self._drop_control()
             self._refuse_queries()
+            if not self._first_open.done():  # closed while it waited for the database
+                self._first_open.set_exception(NodeClosed(f"node {self.settings.name!r} was closed"))
 
     def _run_control(self, ask: asks.ControlAsk) -> None:
         try:

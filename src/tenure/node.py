@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tenure.dispatch import Dispatcher
 from tenure.election import Election
@@ -15,6 +15,9 @@ from tenure.errors import NodeClosed
 from tenure.events import Deposed, Elected, Event, Resumed, Suspended
 from tenure.settings import check_name, node_settings
 from tenure.term import Term
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 log = logging.getLogger("tenure.node")
 
@@ -101,7 +104,7 @@ class Node:
         """The id of the present membership; None while there is none."""
         return self._engine.protocol.member_id
 
-    def start(self) -> Node:
+    def start(self) -> Self:
         """Connect and start the node's threads."""
         self._engine.start()
         return self
@@ -113,7 +116,7 @@ class Node:
             election.close()
         self._dispatcher.close(timeout=5)
 
-    def __enter__(self) -> Node:
+    def __enter__(self) -> Self:
         """Start."""
         return self.start()
 
@@ -153,15 +156,12 @@ class Node:
     def terms(self, role: str) -> Iterator[Term]:
         """Yield every term that this node gets, for as long as it runs; leaving the loop ends the candidacy."""
         election = self.election(role)
-        last: Term | None = None
+        token = 0
         try:
             while self._engine.running:
-                election.wait_for(
-                    lambda: not self._engine.running or (election.is_leader and election.term is not last), None
-                )
-                term = election.term
-                if term is not None and term is not last:
-                    last = term
+                term = election.next_term(after=token)
+                if term is not None:
+                    token = term.token
                     yield term
         finally:
             with contextlib.suppress(NodeClosed):

@@ -7,9 +7,9 @@ written, because anything may have happened between the look and the write:
   the first answer that showed it. Whatever renewal produced that count was sent earlier than it was seen, so the
   leader's trust in it ends first. Guard: the count. An observation is void when the connection broke: after an
   outage everybody gets a whole TTL to come back.
-- **Death.** The member's own row names this very server and a sentinel that nobody holds any more (a strict member
-  has none, whatever the watcher's mode), and a fresh connection was accepted *after* that look (a server that shuts down frees sentinels too,
-  but it refuses new connections first). Guard: the sentinel's epoch and the server's start time.
+- **Death.** The member's own row names this very server and a sentinel that nobody holds any more (a strict member has
+  none, whatever the watcher's mode), and a fresh connection was accepted *after* that look: a server that shuts down
+  frees sentinels too, but it refuses new connections first. Guard: the sentinel's epoch and the server's start time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tenure.asks import Looked, Server, Sighting, Verdict
 
 
 class Observation:
-    """The other members, as the looks on one unbroken connection showed them. A new connection, a new one of these."""
+    """The other members, as the looks on one unbroken connection showed them. A new connection needs a new one."""
 
     def __init__(self) -> None:
         """Know nobody yet."""

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import select
 import socket
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -24,7 +23,7 @@ from tenure import timing
 from tenure.asks import Server
 from tenure.dialects import Dialect, postgresql
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
-from tenure.session import Failed, Gone, Result, Run, Step
+from tenure.session import Failed, Gone, Result, Run, Step, wait_readable
 
 if TYPE_CHECKING:
     import psycopg
@@ -46,7 +45,7 @@ _SET = "select pg_catalog.set_config(%s, %s, false)"
 _START = "select cast(extract(epoch from pg_catalog.pg_postmaster_start_time()) as text)"
 
 
-def load() -> Any:  # noqa: ANN401 - the driver's module
+def load() -> Any:
     """Import psycopg, or say which extra brings it."""
     try:
         import psycopg  # noqa: PLC0415
@@ -114,7 +113,7 @@ class PostgresSession:
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn the driver's errors into the two that matter: is the connection gone, or did a statement fail?"""
+        """Turn the driver's errors into the two that matter: the connection is gone, or a statement failed."""
         psycopg = load()
         try:
             yield
@@ -151,7 +150,7 @@ class PostgresSession:
         so this node knows before the others can act on it.
         """
         if not self._notes:
-            select.select([self.connection.fileno(), waker.fileno()], [], [], seconds)
+            wait_readable([self.connection.fileno(), waker], seconds)
         with self._translated():
             raw = self.connection.pgconn
             raw.consume_input()
@@ -160,7 +159,7 @@ class PostgresSession:
         notes, self._notes = self._notes, []
         return notes
 
-    def _noticed(self, diagnostic: Any) -> None:  # noqa: ANN401 - psycopg.errors.Diagnostic
+    def _noticed(self, diagnostic: Any) -> None:
         if diagnostic.severity_nonlocalized in ("FATAL", "PANIC"):
             self._fatal = True
 
@@ -274,9 +273,13 @@ class PostgresConnector:
             "default_transaction_isolation": "read committed",
             "default_transaction_read_only": "off",
             "default_transaction_deferrable": "off",
+            # Young tables have no statistics, and nested loops over thousands of roles take as long as they are many
+            # times many. Hash joins never do.
+            "enable_nestloop": "off",
+            "jit": "off",
             **self._server_keepalive(),
         }
-        if session.connection.info.server_version >= 140000:  # noqa: PLR2004
+        if session.connection.info.server_version >= 140000:
             values["idle_session_timeout"] = "0"
         if session.synchronous_commit == "off":
             values["synchronous_commit"] = "local"  # a token must not come back after a crash

@@ -226,7 +226,12 @@ def _read_version(run: Run, dialect: Dialect) -> int:
 def _exists(dialect: Dialect) -> Step:
     if dialect.name == "sqlite":
         return Step("select 1 from sqlite_master where name = 'tenure_meta'", {})
-    return Step("select 1 where pg_catalog.to_regclass(:meta) is not null", {"meta": dialect.prefix + "meta"})
+    # A look at the catalog's rows: to_regclass() answers from a cache that a wait for the lock above does not refresh,
+    # so of several nodes that start at once on an empty database the second would create the tables again.
+    text = """
+        select 1 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+        where n.nspname = :schema and c.relname = 'meta'"""
+    return Step(text, {"schema": dialect.prefix.rstrip(".").strip('"')})
 
 
 def _lock(dialect: Dialect) -> list[Step]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
@@ -42,7 +43,9 @@ class Result(Protocol):
 class Run(Protocol):
     """Runs some steps of the open transaction."""
 
-    def __call__(self, *steps: Step) -> Sequence[Result]: ...
+    def __call__(self, *steps: Step) -> Sequence[Result]:
+        """Run them in order."""
+        ...
 
 
 class Session(Protocol):
@@ -77,6 +80,18 @@ class Session(Protocol):
     def close(self) -> None:
         """Close the connection."""
         ...
+
+
+def wait_readable(files: Sequence[Any], seconds: float | None) -> None:
+    """Wait until one of the files has something to read, for so long at most.
+
+    Not by select(), which fails as soon as the application has a thousand files open, and not by epoll, whose own
+    descriptor a forked child would share.
+    """
+    with getattr(selectors, "PollSelector", selectors.SelectSelector)() as selector:
+        for file in files:
+            selector.register(file, selectors.EVENT_READ)
+        selector.select(seconds)
 
 
 class Sentinel(Protocol):

@@ -103,7 +103,9 @@ def _url(url: str) -> str:
         if not url.startswith("sqlite:///"):
             raise ConfigError("a SQLite URL is sqlite:///relative.db or sqlite:////absolute/path.db")
     elif scheme not in ("postgresql", "postgres"):
-        raise ConfigError(f"unknown database {scheme!r} in the URL: use postgresql://… or sqlite:///…")
+        # Quoted only if it is no more than a scheme: a connection string in another form may hold a password.
+        shown = f"unknown database {scheme!r} in the URL" if re.fullmatch(r"[a-z]\w*", scheme) else "no database URL"
+        raise ConfigError(f"{shown}: use postgresql://… or sqlite:///…")
     return url
 
 

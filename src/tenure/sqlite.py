@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import sqlite3
 import threading
@@ -25,7 +24,7 @@ from tenure import timing
 from tenure.asks import Server
 from tenure.dialects import SQLITE
 from tenure.errors import ConfigError, StoreUnavailable
-from tenure.session import Failed, Result, Run, Step
+from tenure.session import Failed, Result, Run, Step, wait_readable
 
 if os.name == "posix":
     import fcntl
@@ -89,13 +88,13 @@ class SqliteSession:
             results.append(FetchedResult(cursor.fetchall(), cursor.rowcount))
         return results
 
-    def notify(self, namespace: str, payload: str) -> Step | None:  # noqa: ARG002
+    def notify(self, namespace: str, payload: str) -> Step | None:
         """Return None: nobody can be told, they have to look."""
         return None
 
     def idle(self, waker: socket.socket, seconds: float | None) -> list[str]:
         """Wait for the waker; there are no notifications."""
-        select.select([waker], [], [], seconds)
+        wait_readable([waker], seconds)
         return []
 
     def changes(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from tenure import asks, statements
 from tenure.asks import Confirmed, Held, Vacancy
 from tenure.dialects import listed
-from tenure.session import Result, Run, Sentinel, Session, Step
+from tenure.session import Result, Sentinel, Session, Step
 
 KEPT_MEMBERS = 100
 KEPT_TERMS = 100
@@ -62,7 +62,7 @@ class Store:
     def open(self, default_max_ttl: float) -> tuple[asks.Server, Confirmed]:
         """Return which server this is, and which one the namespace's tables are trusted on."""
         server = self.session.server()
-        added, confirmed = self.session.run(
+        _, confirmed = self.session.run(
             self._step(
                 statements.ADD_NAMESPACE, incarnation=server.incarnation, max_ttl_ms=round(default_max_ttl * 1000)
             ),
@@ -73,19 +73,20 @@ class Store:
     def _step(self, text: str, **parameters: object) -> Step:
         return Step(text, {"namespace": self.namespace, **parameters})
 
-    def _tell(self, run: Run, kind: str, member_id: str) -> None:
-        """Tell the other nodes, when this transaction commits."""
+    def _telling(self, kind: str, member_id: str, where: str = "", **parameters: object) -> tuple[Step, ...]:
+        """Return the steps that tell the other nodes when the transaction commits (none where they have to look)."""
         step = self.session.notify(self.namespace, f"{kind} {member_id}")
-        if step:
-            run(step)
+        if step is None:
+            return ()
+        condition = f" where exists ({where})" if where else ""
+        return (Step(step.text + condition, {**step.parameters, **parameters}),)
 
     # Membership ------------------------------------------------------------------------------------------------
 
     def _join(self, ask: asks.Join) -> asks.Joined:
         for orphan in ask.replaces:
-            with self.session.transaction() as run:
-                run(self._step(statements.END_SELF, id=orphan, reason="replaced"))
-                self._tell(run, "vacant", orphan)
+            end = self._step(statements.END_SELF, id=orphan, reason="replaced")
+            self.session.run(end, *self._telling("vacant", orphan))
         self.release()
         member = ask.member
         if member.key is not None and not self.sentinel.hold(member.key):
@@ -156,36 +157,32 @@ class Store:
         )
 
     def _leave(self, ask: asks.Leave) -> asks.Done:
-        with self.session.transaction() as run:
-            run(self._step(statements.END_SELF, id=ask.member_id, reason="left"))
-            self._tell(run, "vacant", ask.member_id)
+        end = self._step(statements.END_SELF, id=ask.member_id, reason="left")
+        self.session.run(end, *self._telling("vacant", ask.member_id))
         self.release()
         return asks.Done()
 
     def _end(self, ask: asks.End) -> asks.Ended:
-        """End each member in a transaction of its own that touches only its row; then see what became vacant."""
-        ended = []
+        """End each member in a transaction of its own that changes only its row; see there what became vacant.
+
+        Nobody else is told, so that only this node acts, unless a role is left over that this node does not stand for.
+        """
+        ended: list[str] = []
+        vacant: tuple[Vacancy, ...] = ()
         for verdict in ask.verdicts:
             text = statements.END_SILENT if verdict.reason == "silence" else statements.END_DEAD
-            with self.session.transaction() as run:
-                end, left_over = run(
-                    self._step(
-                        text,
-                        id=verdict.member_id,
-                        renewals=verdict.renewals,
-                        epoch=verdict.epoch,
-                        server_start=verdict.server_start,
-                    ),
-                    self._step(statements.LEFT_OVER, ended=verdict.member_id, id=ask.member_id),
-                )
-                if left_over.rows:  # else only this node acts: no herd
-                    self._tell(run, "vacant", ask.member_id)
+            guard = {"renewals": verdict.renewals, "epoch": verdict.epoch, "server_start": verdict.server_start}
+            end, vacancies, *_ = self.session.run(
+                self._step(text, id=verdict.member_id, **guard),
+                self._step(statements.VACANT, id=ask.member_id),
+                *self._telling(
+                    "vacant", ask.member_id, where=statements.LEFT_OVER, ended=verdict.member_id, id=ask.member_id
+                ),
+            )
             if end.count:
                 ended.append(verdict.member_id)
-        if not ended:
-            return asks.Ended(())
-        (vacant,) = self.session.read(self._step(statements.VACANT, id=ask.member_id))
-        return asks.Ended(tuple(ended), _vacancies(vacant))
+                vacant = _vacancies(vacancies)
+        return asks.Ended(tuple(ended), vacant)
 
     def release(self) -> None:
         """Let go of the sentinel, if one is held."""
@@ -216,13 +213,12 @@ class Store:
                 return asks.Acquired()
             locked = tuple(role for (role,) in free.rows)
             mine: dict[str, Any] = {"id": ask.member_id, "names": listed(locked)}
-            _, _, taken = run(
+            _, _, taken, *_ = run(
                 self._step(statements.TAKE, floor=ask.floor, unreserved=listed(ask.unreserved), **mine),
                 self._step(statements.RECORD, name=ask.name, **mine),
                 self._step(statements.TAKEN, **mine),
+                *self._telling("changed", ask.member_id),
             )
-            if taken.rows:
-                self._tell(run, "changed", ask.member_id)
         return asks.Acquired(dict(taken.rows), busy=tuple(role for role in ask.roles if role not in locked))
 
     def _vacate(self, ask: asks.Vacate) -> asks.Vacated:
@@ -235,8 +231,8 @@ class Store:
             )
             if mine.rows and not free.rows:
                 return asks.Vacated(done=False)
-            run(self._step(statements.VACATE, reserved_for=ask.reserved_for, **term))
-            self._tell(run, "vacant", ask.member_id)
+            vacate = self._step(statements.VACATE, reserved_for=ask.reserved_for, **term)
+            run(vacate, *self._telling("vacant", ask.member_id))
         return asks.Vacated(done=True)
 
     # The namespace ---------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from tenure.engine import Lease
 from tenure.errors import LeadershipLost, NotLeader
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from tenure.election import Election
 
 
@@ -110,7 +112,7 @@ class Term:
         if self._reason is None:
             self._election.resign(to)
 
-    def __enter__(self) -> Term:
+    def __enter__(self) -> Self:
         """Begin the block of this term."""
         return self
 
@@ -136,5 +138,6 @@ class Transaction:
         self._connection = connection
 
     def execute(self, sql: str, parameters: Any = ()) -> Any:
-        """Run a statement, with parameters in the driver's style (psycopg: ``%s``, sqlite3: ``?``); return the cursor."""
-        return self._connection.execute(sql, parameters or ())
+        """Run a statement; parameters are in the driver's style (psycopg ``%s``, sqlite3 ``?``). Return the cursor."""
+        # Not even an empty tuple where there is nothing to fill in, or psycopg takes every % for a placeholder.
+        return self._connection.execute(sql, parameters) if parameters else self._connection.execute(sql)

@@ -12,12 +12,12 @@ import contextlib
 import dataclasses
 import sqlite3
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tenure import asks, schema, statements
 from tenure.asks import Server
 from tenure.dialects import SQLITE
-from tenure.session import Failed, Result, Run, Step
+from tenure.session import Failed, Run, Step
 from tenure.store import Identity, Store
 from tenure.watch import Watch
 from tests.simulation.model import ModelStore, Tables
@@ -30,6 +30,13 @@ DIALECT = dataclasses.replace(
     SQLITE, words={**SQLITE.words, "incarnation": "sim_incarnation()", "now": "sim_now()"}
 )
 _LOCKING = (statements.LOCK_FREE, statements.LOCK_PATIENTLY)
+
+
+class Rows(NamedTuple):
+    """What a statement gave."""
+
+    rows: list[tuple[Any, ...]]
+    count: int
 
 
 class SimSentinel:
@@ -91,8 +98,8 @@ class SimSession:
         self.connection = connection
         self.pid = connection.pid
         self.started = connection.started
-        self.recorded: list[list[Result]] | None = None
-        self.replayed: list[list[Result]] | None = None
+        self.recorded: list[list[Rows]] | None = None
+        self.replayed: list[list[Rows]] | None = None
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Run]:
@@ -113,11 +120,11 @@ class SimSession:
         for payload in told:
             self.connection.server.tell(payload)
 
-    def run(self, *steps: Step) -> list[Result]:
+    def run(self, *steps: Step) -> list[Rows]:
         with self.transaction() as run:
             return run(*steps)
 
-    def read(self, *steps: Step) -> list[Result]:
+    def read(self, *steps: Step) -> list[Rows]:
         if self.replayed is not None:
             return self.replayed.pop(0)
         results = self._run(*steps)
@@ -125,14 +132,14 @@ class SimSession:
             self.recorded.append(results)
         return results
 
-    def _run(self, *steps: Step) -> list[Result]:
+    def _run(self, *steps: Step) -> list[Rows]:
         results = []
         for step in steps:
             cursor = self.database.sqlite.execute(DIALECT.text(step.text), step.parameters)
             rows = cursor.fetchall()
             if step.text in _LOCKING:
                 rows = [row for row in rows if row[0] not in self.connection.server.locked_roles()]
-            results.append(Result(rows, cursor.rowcount))
+            results.append(Rows(rows, cursor.rowcount))
         return results
 
     def notify(self, namespace: str, payload: str) -> Step:
@@ -307,9 +314,9 @@ class _Plain:
     def transaction(self) -> Iterator[Run]:
         yield self._run
 
-    def _run(self, *steps: Step) -> list[Result]:
+    def _run(self, *steps: Step) -> list[Rows]:
         return [
-            Result(cursor.fetchall(), cursor.rowcount)
+            Rows(cursor.fetchall(), cursor.rowcount)
             for step in steps
             for cursor in [self.connection.execute(DIALECT.text(step.text), step.parameters)]
         ]

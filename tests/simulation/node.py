@@ -116,9 +116,8 @@ class SimNode:
     # What the application does -------------------------------------------------------------------------------------
 
     def command(self, action: Callable[[Protocol, float], Any]) -> None:
-        if self.alive and not self.paused:
-            action(self.protocol, self.now)
-            self._settle()
+        if self.alive:
+            self._do("keeper", self.life, lambda: action(self.protocol, self.now))
 
     def stand(self, *roles: str) -> None:
         self.roles = sorted({*self.roles, *roles})
@@ -240,6 +239,7 @@ class SimNode:
 
     def _lost(self, connection: Connection) -> None:
         """The control connection is gone: suspended before anything is closed."""
+        self.oracles.cut_heard(self)
         ask, self._control_ask, self.control = self._control_ask, None, None
         self._timer("hang", "keeper", NEVER, lambda: None)
         if ask is None:
@@ -360,8 +360,12 @@ class SimNode:
                 return
             connection = server.accept(self, lane)
             if lane == "control":
-                who, confirmed = connection.work.open(server.max_ttl)
-                connection.opened = asks.Opened(who, confirmed)
+                try:
+                    connection.opened = asks.Opened(*connection.work.open(server.max_ttl))
+                except Failed:
+                    server.end(connection, "could not be prepared")
+                    down.send(lambda: self._do(lane, life, lambda: finish(None)))
+                    return
             connection.down.send(lambda: self._do(lane, life, lambda: finish(connection)), at_least=2 * self.link.delay())
 
         up.send(arrive)
@@ -380,12 +384,11 @@ class SimNode:
     def connection_closed(self, connection: Connection) -> None:
         """The end of a connection reaches this host."""
         connection.alive_for_client = False
-        self._do(connection.lane, self.life, lambda: self._heard_closed(connection))
+        self._do(connection.lane, connection.life, lambda: self._heard_closed(connection))
 
     def _heard_closed(self, connection: Connection) -> None:
         if connection is self.control:
             self.core.note(f"{self.name}: hears that its control connection is gone")
-            self.oracles.cut_heard(self)
             self._lost(connection)
         elif connection is self.watch:
             self._watch_lost(connection)
@@ -397,7 +400,7 @@ class SimNode:
             if connection is self.control and sender != self.protocol.member_id:
                 self.protocol.notified(kind, self.now)
 
-        self._do("control", self.life, hear)
+        self._do("control", connection.life, hear)
 
 
 def _short(value: Any) -> str:

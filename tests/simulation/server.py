@@ -35,6 +35,7 @@ class Connection:
     def __init__(self, server: SimServer, node: SimNode, lane: str) -> None:
         self.server = server
         self.node = node
+        self.life = node.life
         self.lane = lane
         self.pid = server.next_pid()
         self.started = f"{server.core.now:.6f}"
@@ -170,15 +171,19 @@ class SimServer:
             return
         node = connection.node
         if late:
-            self.oracles.cut_unheard(node)
+            self._unheard(connection)
             connection.down.stalled_until = self.core.now + late
             self.end(connection, "cut, heard late")
-        elif node.paused or any(node.link.cut):
-            self.oracles.cut_unheard(node)
+        elif node.paused or any(node.link.cut) or connection.down.stalled_until > self.core.now:
+            self._unheard(connection)
             self.end(connection, "cut, heard late")
         else:
             node.connection_closed(connection)
             self.end(connection, "cut", tell=False)
+
+    def _unheard(self, connection: Connection) -> None:
+        if connection is connection.node.control:
+            self.oracles.cut_unheard(connection.node)
 
     # Asks ----------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,48 @@
+"""A process that stands for roles and says when it leads: what the benchmarks kill and time.
+
+contender.py tenure ROLES     a Tenure node; prints "ready", then "lead NANOSECONDS" when it leads every role
+contender.py floor            a bare waiter in pg_advisory_lock: the least that any crash failover can take
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+
+def say(word: str) -> None:
+    print(word, time.clock_gettime_ns(time.CLOCK_BOOTTIME), flush=True)
+
+
+def tenure_node(roles: int) -> None:
+    import tenure
+
+    with tenure.Node(os.environ["TENURE_URL"], ttl=30) as node:
+        elections = [node.election(f"role-{number}") for number in range(roles)]
+        while not node.member_id:
+            time.sleep(0.001)
+        time.sleep(0.3)  # its candidacies are written and its watcher has looked
+        say("ready")
+        for election in elections:
+            election.wait()
+        assert all(election.is_leader for election in elections)
+        say("lead")
+        sys.stdin.read()
+
+
+def floor() -> None:
+    import psycopg
+
+    with psycopg.connect(os.environ["TENURE_URL"], autocommit=True) as connection:
+        say("ready")
+        connection.execute("select pg_advisory_lock(4711)")
+        say("lead")
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "floor":
+        floor()
+    else:
+        tenure_node(int(sys.argv[2]))

@@ -1,0 +1,216 @@
+"""Measure what the documentation states, each figure against a floor in the same run.
+
+    python benchmarks/run.py [--rounds N] [--json FILE]
+
+Crash failover is the time from ``kill -9`` of the leader to a successor that has read ``is_leader == True``. Its floor
+is a bare waiter in ``pg_advisory_lock`` on the same server, killed and timed in between. Exits with 1 if a figure
+misses its bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import timeit
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.servers import PostgresServer, postgres_installations  # noqa: E402
+
+CONTENDER = Path(__file__).with_name("contender.py")
+
+
+class Contender:
+    """One child process that waits to lead."""
+
+    def __init__(self, url: str, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(CONTENDER), *arguments],
+            env={**os.environ, "TENURE_URL": url},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.led_at_ns = 0
+
+    def ready(self) -> None:
+        self._expect("ready")
+
+    def lead(self) -> int:
+        self.led_at_ns = self._expect("lead")
+        return self.led_at_ns
+
+    def kill(self) -> int:
+        at = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self.process.send_signal(signal.SIGKILL)
+        return at
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream:
+                stream.close()
+
+    def _expect(self, word: str) -> int:
+        assert self.process.stdout
+        line = self.process.stdout.readline().split()
+        if not line or line[0] != word:
+            raise RuntimeError(f"a contender said {line} instead of {word!r}")
+        return int(line[1])
+
+
+@contextlib.contextmanager
+def contenders(url: str, count: int, *arguments: str) -> Iterator[list[Contender]]:
+    """Start contenders; the first of the list leads."""
+    started = [Contender(url, *arguments)]
+    try:
+        started[0].ready()
+        started[0].lead()
+        started.extend(Contender(url, *arguments) for _ in range(count - 1))
+        for contender in started[1:]:
+            contender.ready()
+        time.sleep(1.2)  # a wait slice: every member has looked at the ring as it is now
+        yield started
+    finally:
+        for contender in started:
+            contender.close()
+
+
+def first_to_lead(waiting: list[Contender]) -> int:
+    """Return when the first of them led. Whoever it is, only one says so."""
+    import select
+
+    readable, _, _ = select.select([c.process.stdout for c in waiting], [], [], 60)
+    return next(c for c in waiting if c.process.stdout in readable).lead()
+
+
+def failover_ms(url: str, nodes: int, roles: int = 1) -> float:
+    with contenders(url, nodes, "tenure", str(roles)) as cluster:
+        killed_at = cluster[0].kill()
+        return (first_to_lead(cluster[1:]) - killed_at) / 1e6
+
+
+def floor_ms(url: str) -> float:
+    with contenders(url, 2, "floor") as pair:
+        killed_at = pair[0].kill()
+        return (pair[1].lead() - killed_at) / 1e6
+
+
+def is_leader_ratio() -> tuple[float, float]:
+    """Return nanoseconds of one ``is_leader`` and its ratio to a bare read of the clock."""
+    import tenure
+
+    with tempfile.TemporaryDirectory() as directory, tenure.Node(f"sqlite:///{directory}/bench.db") as node:
+        election = node.election("role")
+        election.wait(10)
+        names = {"election": election, "clock_gettime": time.clock_gettime, "BOOTTIME": time.CLOCK_BOOTTIME}
+        rounds = [
+            (
+                min(timeit.repeat("election.is_leader", globals=names, number=100_000, repeat=3)),
+                min(timeit.repeat("clock_gettime(BOOTTIME)", globals=names, number=100_000, repeat=3)),
+            )
+            for _ in range(5)
+        ]
+    ns = min(check for check, _ in rounds) * 1e4
+    return ns, statistics.median(check / clock for check, clock in rounds)
+
+
+def import_ratio(repeat: int = 15) -> float:
+    """Return how much longer an interpreter takes that imports tenure than one that imports nothing."""
+
+    def start_s(program: str) -> float:
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", program], check=True)
+        return time.perf_counter() - began
+
+    pairs = [(start_s("import tenure"), start_s("pass")) for _ in range(repeat)]
+    return min(with_it for with_it, _ in pairs) / min(bare for _, bare in pairs)
+
+
+class Report:
+    """The table that is printed, and whether every bound was kept."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, object]] = []
+
+    def samples(self, what: str, milliseconds: list[float], bound_ms: float | None, floor_ms: float | None) -> None:
+        median = statistics.median(milliseconds)
+        self.add(
+            what,
+            f"{median:.1f} ms",
+            f"{sorted(milliseconds)[int(len(milliseconds) * 0.95)]:.1f} ms",
+            f"{median / floor_ms:.2f}" if floor_ms else "",
+            None if bound_ms is None else (f"{bound_ms:.1f} ms", median <= bound_ms),
+        )
+
+    def add(self, what: str, median: str, p95: str, ratio: str, bound: tuple[str, bool] | None) -> None:
+        kept = "" if bound is None else ("yes" if bound[1] else "NO")
+        self.rows.append(
+            {"figure": what, "median": median, "p95": p95, "ratio to floor": ratio,
+             "bound": bound[0] if bound else "", "kept": kept}
+        )  # fmt: skip
+        print(" | ".join(str(value) for value in self.rows[-1].values()), flush=True)
+
+    def markdown(self) -> str:
+        heads = list(self.rows[0])
+        lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+        return "\n".join(lines + ["| " + " | ".join(str(row[head]) for head in heads) + " |" for row in self.rows])
+
+    @property
+    def kept(self) -> bool:
+        return all(row["kept"] != "NO" for row in self.rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="how often each failover is measured")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    options = parser.parse_args()
+    report = Report()
+
+    floor, three, ten, thousand = [], [], [], []
+    with PostgresServer(postgres_installations()[0]) as server:
+        for number in range(options.rounds):
+            url = server.create_database(f"bench{number}")
+            floor.append(floor_ms(url))
+            three.append(failover_ms(url, 3))
+            if number % 3 == 0:
+                ten.append(failover_ms(url, 10))
+                thousand.append(failover_ms(server.create_database(f"many{number}"), 3, roles=1000))
+            server.drop_database(f"bench{number}")
+        version = server.installation.version
+    least = statistics.median(floor)
+    print(f"PostgreSQL {version}, Python {sys.version.split()[0]}, {os.cpu_count()} cores, {options.rounds} rounds")
+    report.samples("floor: bare pg_advisory_lock", floor, None, None)
+    report.samples("crash failover, 3 nodes", three, 4 * least, least)
+    report.samples("crash failover, 10 nodes", ten, 4 * least, least)
+    report.samples("crash failover, 1,000 roles", thousand, 4 * least + 50, least)
+    sqlite = []
+    for _ in range(options.rounds):
+        with tempfile.TemporaryDirectory() as directory:
+            sqlite.append(failover_ms(f"sqlite:///{directory}/bench.db", 3))
+    report.samples("crash failover, SQLite, 3 nodes", sqlite, 150, None)
+    ns, ratio = is_leader_ratio()
+    report.add("is_leader", f"{ns:.0f} ns", "", f"{ratio:.2f}", ("4 clock reads", ratio <= 4))
+    ratio = import_ratio()
+    report.add("import tenure", "", "", f"{ratio:.2f}", ("7 interpreter starts", ratio <= 7))
+    print("\n" + report.markdown())
+    if options.json:
+        options.json.write_text(json.dumps(report.rows, indent=2) + "\n")
+    return 0 if report.kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

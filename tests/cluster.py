@@ -1,0 +1,354 @@
+"""Clusters of real processes: nodes that can be killed, stopped and cut off, and a record of what each believed.
+
+    with Cluster(url, tmp_path, ttl=30) as cluster:
+        cluster.start(3)
+        leader = cluster.wait_for_leader()
+        leader.kill()
+        successor = cluster.wait_for_leader(since=leader)
+
+A test waits on what the processes say (events, replies), not on time. On leaving the block every process is killed,
+and the record of all of them is checked for broken promises; `cluster.history` is the record up to now. Where
+something is broken, the report and the processes' logs are printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests import history
+from tests.history import History, Recorder
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE_S = 30.0
+"""How long a test waits for what should come: so long that a slow machine is no failure, and a hang is one."""
+
+LEDGER = {
+    "sqlite": "create table ledger (n integer primary key autoincrement, role text, token integer, node text)",
+    "postgresql": "create table ledger (n bigserial primary key, role text, token bigint, node text)",
+}
+
+
+class NodeFailed(AssertionError):
+    """A process ended, or did not answer, where it should have."""
+
+
+class NodeProcess:
+    """One process with one node (tests/node_process.py)."""
+
+    def __init__(self, cluster: Cluster, name: str, netns: str | None, options: dict[str, Any]) -> None:
+        self.cluster, self.name, self.options = cluster, name, options
+        self.record = cluster.directory / f"{name}.jsonl"
+        self.log = cluster.directory / f"{name}.log"
+        self.said: list[dict[str, Any]] = []
+        self._commands = 0
+        self._changed = cluster.changed
+        told = {"name": name, "record": str(self.record), "role": cluster.role, **options}
+        command = ["ip", "netns", "exec", netns] if netns is not None else []
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, sys.executable, "-m", "tests.node_process", json.dumps(told)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=ROOT,
+                env=os.environ | {"TENURE_URL": options.pop("url", cluster.url)},
+            )
+        self._reader = threading.Thread(target=self._read, name=f"reads {name}", daemon=True)
+        self._reader.start()
+
+    def __repr__(self) -> str:
+        return f"<NodeProcess {self.name}>"
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    # -- talking to it --
+
+    def send(self, command: str) -> int:
+        """Send a command and return its number; reply() waits for the answer."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(command.encode() + b"\n")
+            self.process.stdin.flush()
+        except OSError as error:
+            raise NodeFailed(f"{self.name} cannot be told {command!r}: {error}") from None
+        self._commands += 1
+        return self._commands - 1
+
+    def reply(self, number: int, timeout: float = PATIENCE_S) -> dict[str, Any]:
+        """The answer to a command, without its number."""
+        line = self.wait_for(lambda line: line.get("reply") == number, f"reply {number}", timeout)
+        return {key: value for key, value in line.items() if key != "reply"}
+
+    def ask(self, command: str, timeout: float = PATIENCE_S) -> dict[str, Any]:
+        """Send a command and return its reply, an error or not."""
+        return self.reply(self.send(command), timeout)
+
+    def tell(self, command: str, timeout: float = PATIENCE_S) -> dict[str, Any]:
+        """Send a command that must work."""
+        reply = self.ask(command, timeout)
+        assert "error" not in reply, f"{self.name}: {command}: {reply}"
+        return reply
+
+    def wait_for(
+        self, condition: Callable[[dict[str, Any]], bool], what: str, timeout: float = PATIENCE_S
+    ) -> dict[str, Any]:
+        """Wait for a line on its stdout, said already or still to come."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            seen = 0
+            while True:
+                for line in self.said[seen:]:
+                    if condition(line):
+                        return line
+                seen = len(self.said)
+                if not self._reader.is_alive():
+                    raise NodeFailed(f"{self.name} ended without {what}; its log:\n{self.log.read_text()}")
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                    raise NodeFailed(f"no {what} from {self.name} within {timeout:g} s")
+
+    def wait_event(
+        self, event: str, *, since: int = 0, token: int | None = None, timeout: float = PATIENCE_S
+    ) -> dict[str, Any]:
+        """Wait for an event, heard after `since` (ns)."""
+        return self.wait_for(
+            lambda line: (
+                line.get("event") == event
+                and line.get("at", since) >= since
+                and (token is None or line["token"] == token)
+            ),
+            f"event {event}",
+            timeout,
+        )
+
+    def events(self, *kinds: str, since: int = 0) -> list[dict[str, Any]]:
+        """The events that it has told so far."""
+        with self._changed:
+            return [line for line in self.said if line.get("event") in kinds and line.get("at", since) >= since]
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            with self._changed:
+                self.said.append(json.loads(text))
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+    # -- what can happen to it --
+
+    def kill(self, number: int = signal.SIGKILL) -> int:
+        """End it by a signal; return the moment (ns) just before."""
+        at = self.signal(number)
+        self.process.wait(PATIENCE_S)
+        return at
+
+    def stop(self) -> int:
+        """SIGSTOP; return when all of its threads stand still, with the moment before."""
+        at = self.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+        return at
+
+    def cont(self) -> int:
+        return self.signal(signal.SIGCONT)
+
+    def signal(self, number: int) -> int:
+        at = history.now_ns()
+        self.process.send_signal(number)
+        self.cluster.recorder.fault(signal.Signals(number).name, self.name, at_before=at)
+        return at
+
+    def close(self) -> None:
+        """Kill it if it still runs (stopped or not), and leave nothing open."""
+        if self.running:
+            self.process.kill()
+        self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        assert self.process.stdout is not None
+        assert self.process.stdin is not None
+        self.process.stdout.close()
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+
+class Cluster:
+    """Some processes on one database. `options` are the nodes' settings; start() and spawn() may change them.
+
+    `strictly=False` leaves overlaps out of the checks at the end: for the one fault in which instant mode permits one.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        directory: Path,
+        *,
+        role: str = "scheduler",
+        sample_every_s: float = 0.001,
+        strictly: bool = True,
+        **options: Any,
+    ) -> None:
+        self.url, self.directory, self.role = url, directory, role
+        self.options = {"sample_every_s": sample_every_s, **options}
+        self.changed = threading.Condition()
+        self.nodes: list[NodeProcess] = []
+        self.recorder = Recorder(directory / "faults.jsonl", "the test")
+        self._strictly = strictly
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        for node in self.nodes:
+            node.close()
+        self.recorder.close()
+        try:
+            if kind is None:
+                self.check()
+        except AssertionError:
+            self.explain()
+            raise
+        if kind is not None:
+            self.explain()
+
+    # -- processes --
+
+    def load(self, *names: str, netns: str | None = None, **options: Any) -> list[NodeProcess]:
+        """Start processes that have imported everything and wait for the command `start`."""
+        loaded = [NodeProcess(self, name, netns, self.options | options) for name in names]
+        self.nodes += loaded
+        for node in loaded:
+            node.wait_event("loaded")
+        return loaded
+
+    def spawn(self, *names: str, netns: str | None = None, **options: Any) -> list[NodeProcess]:
+        """Start processes, and their nodes; return when all are candidates or on the way there."""
+        nodes = self.load(*names, netns=netns, **options)
+        for node, number in [(node, node.send("start")) for node in nodes]:
+            reply = node.reply(number)
+            assert "error" not in reply, f"{node.name}: {reply}"
+        return nodes
+
+    def start(self, count: int, **options: Any) -> list[NodeProcess]:
+        """Start `count` more nodes, and wait until each of them is known to the others as a candidate."""
+        first = len(self.nodes)
+        nodes = self.spawn(*(f"node-{first + n}" for n in range(count)), **options)
+        self.wait_for_candidates(*nodes)
+        return nodes
+
+    def wait_for_candidates(self, *nodes: NodeProcess, timeout: float = PATIENCE_S) -> None:
+        """Wait until the database lists exactly these processes (at least) as candidates."""
+        deadline = time.monotonic() + timeout
+        names = {node.name for node in nodes}
+        while not names <= set((listed := nodes[0].tell("leader"))["candidates"]):
+            assert time.monotonic() < deadline, f"{names} are not all among the candidates: {listed}"
+            time.sleep(0.02)
+
+    def named(self, name: str) -> NodeProcess:
+        return next(node for node in self.nodes if node.name == name)
+
+    # -- who leads --
+
+    def wait_for_leader(
+        self, above: int = 0, *, among: list[NodeProcess] | None = None, timeout: float = PATIENCE_S
+    ) -> tuple[NodeProcess, int]:
+        """Wait until somebody was elected with a token above `above`; return who, of the highest one, and the token."""
+        found: list[tuple[int, NodeProcess]] = []
+
+        def elected() -> bool:
+            found[:] = [
+                (line["token"], node)
+                for node in (self.nodes if among is None else among)
+                for line in node.said
+                if line.get("event") == "elected" and line["token"] > above
+            ]
+            return bool(found)
+
+        with self.changed:
+            if not self.changed.wait_for(elected, timeout):
+                raise NodeFailed(f"nobody was elected with a token above {above} within {timeout:g} s")
+        token, node = max(found, key=lambda pair: pair[0])
+        return node, token
+
+    def elected_at(self, token: int) -> int:
+        """When (ns) the node that has this token heard of its election."""
+        return next(line["at"] for node in self.nodes for line in node.events("elected") if line["token"] == token)
+
+    def in_ring(self) -> list[NodeProcess]:
+        """The running nodes in the order of the ring: each one watches the one before it."""
+        members = {node: node.tell("status")["member"] for node in self.nodes if node.running}
+        return sorted(members, key=lambda node: members[node])
+
+    # -- the record --
+
+    @property
+    def history(self) -> History:
+        """What has been recorded so far."""
+        records = [node.record for node in self.nodes if node.record.exists()]
+        return History.load(dict.fromkeys([*records, self.directory / "faults.jsonl"]))
+
+    def check(self) -> None:
+        """Assert every promise that a history can break."""
+        recorded = self.history
+        found = history.token_regressions(recorded) + history.stale_writes(recorded)
+        found += history.ledger_regressions(self.ledger()) if self._has_ledger else []
+        found += history.overlaps(recorded) if self._strictly else []
+        assert not found, "\n".join(found)
+
+    def explain(self) -> None:
+        """Print what happened: pytest shows it beside the failure."""
+        print(history.report(self.history))
+        for node in self.nodes:
+            print(f"--- {node.name}, pid {node.pid}\n{node.log.read_text()}", end="")
+
+    # -- the ledger --
+
+    _has_ledger = False
+
+    def make_ledger(self) -> None:
+        """Create the table that the nodes' fenced writes go to."""
+        self._sql(LEDGER[self._database])
+        self._has_ledger = True
+
+    def ledger(self) -> list[tuple[int, int]]:
+        """The rows of the ledger: order and token."""
+        return self._sql("select n, token from ledger order by n")
+
+    @property
+    def _database(self) -> str:
+        return self.url.partition(":")[0]
+
+    def _sql(self, text: str) -> list[Any]:
+        with self._connection() as connection:
+            cursor = connection.execute(text)
+            return cursor.fetchall() if cursor.description else []
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[Any]:
+        if self._database == "sqlite":
+            path = self.url.partition(":///")[2]
+            with contextlib.closing(sqlite3.connect(path, timeout=PATIENCE_S)) as connection, connection:
+                yield connection
+        else:
+            import psycopg
+
+            with psycopg.connect(self.url, autocommit=True, application_name="tests") as connection:
+                yield connection
