@@ -89,6 +89,8 @@ class Engine:
         self._threads: list[threading.Thread] = []
         self._state = "new"
         self._first_open: Future[None] = Future()
+        self._outage = False
+        """The database cannot be reached, and that has been said."""
         self._stop = threading.Event()
         self._queries: deque[tuple[Callable[[Store], Any], Future[Any]]] = deque()
         self._store: Store | None = None
@@ -259,6 +261,7 @@ class Engine:
             return
         with self.lock:
             if isinstance(ask, asks.Open):
+                self._outage = False
                 log.info("node %s: connected", self.settings.name)
             self.protocol.answer(ask, answer, clock.now())
             self._publish()
@@ -285,8 +288,9 @@ class Engine:
             public = error if isinstance(error, TenureError) else StoreUnavailable(str(error))
             self._first_open.set_exception(public)
             self._stop.wait()
-        else:
-            log.warning("node %s: %s", self.settings.name, error)
+        elif not self._outage:
+            self._outage = True
+            log.warning("node %s: %s; trying again until it is back", self.settings.name, error)
 
     def _idle(self, until: float) -> None:
         """Wait for something to do: a due time, a command, a notification, or the end of the connection."""

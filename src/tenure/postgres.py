@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tenure.postgres")
 
 CONNECT_TIMEOUT_S = 5
-OLDEST_VERSION = 130000
+OLDEST_VERSION = 140000
 
 _WHO = """
 select pg_catalog.pg_backend_pid(),
@@ -250,7 +250,7 @@ class PostgresConnector:
     def _check(self, session: PostgresSession) -> None:
         info = session.connection.info
         if info.server_version < OLDEST_VERSION:
-            msg = f"{self!r} is PostgreSQL {info.server_version // 10000}; Tenure needs 13 or newer"
+            msg = f"{self!r} is PostgreSQL {info.server_version // 10000}; Tenure needs 14 or newer"
             raise ConfigError(msg)
         if info.backend_pid != session.pid:
             msg = (
@@ -273,14 +273,13 @@ class PostgresConnector:
             "default_transaction_isolation": "read committed",
             "default_transaction_read_only": "off",
             "default_transaction_deferrable": "off",
+            "idle_session_timeout": "0",
             # Young tables have no statistics, and nested loops over thousands of roles take as long as they are many
             # times many. Hash joins never do.
             "enable_nestloop": "off",
             "jit": "off",
             **self._server_keepalive(),
         }
-        if session.connection.info.server_version >= 140000:
-            values["idle_session_timeout"] = "0"
         if session.synchronous_commit == "off":
             values["synchronous_commit"] = "local"  # a token must not come back after a crash
         with session.connection.pipeline():

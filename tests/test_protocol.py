@@ -1,0 +1,35 @@
+"""The protocol's state machine is a table; the documentation shows that very table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tenure.protocol import TABLE, Phase
+
+DESIGN = Path(__file__).parent.parent / "docs" / "design.md"
+
+
+def table() -> str:
+    """Return the table as the documentation shows it."""
+    rows = ["| phase | what happened | next phase |", "|---|---|---|"]
+    rows += [f"| {before.name} | {event} | {after.name} |" for (before, event), after in TABLE.items()]
+    return "\n".join(rows)
+
+
+def test_the_documented_state_machine_is_the_one_that_runs():
+    assert table() in DESIGN.read_text()
+
+
+def test_every_phase_can_be_reached_and_left_but_the_last():
+    reached = {Phase.NONE, *TABLE.values()}
+    left = {before for before, _ in TABLE}
+    assert reached == set(Phase)
+    assert left == set(Phase) - {Phase.GONE}
+
+
+def test_a_node_can_leave_from_every_phase():
+    assert {before for before, event in TABLE if event in ("leave", "left")} == set(Phase) - {Phase.GONE}
+
+
+if __name__ == "__main__":
+    print(table())
