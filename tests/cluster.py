@@ -255,15 +255,12 @@ class Cluster:
         return nodes
 
     def wait_for_candidates(self, *nodes: NodeProcess, timeout: float = PATIENCE_S) -> None:
-        """Wait until the database lists exactly these processes (at least) as candidates."""
+        """Wait until the database lists all of these processes as candidates."""
         deadline = time.monotonic() + timeout
         names = {node.name for node in nodes}
         while not names <= set((listed := nodes[0].tell("leader"))["candidates"]):
             assert time.monotonic() < deadline, f"{names} are not all among the candidates: {listed}"
             time.sleep(0.02)
-
-    def named(self, name: str) -> NodeProcess:
-        return next(node for node in self.nodes if node.name == name)
 
     # -- who leads --
 
@@ -299,6 +296,12 @@ class Cluster:
 
     # -- the record --
 
+    def fault(self, fault: str, target: str | None = None) -> int:
+        """Write down what is done next, to whom; return the moment (ns)."""
+        at = history.now_ns()
+        self.recorder.fault(fault, target, at=at)
+        return at
+
     @property
     def history(self) -> History:
         """What has been recorded so far."""
@@ -325,27 +328,29 @@ class Cluster:
 
     def make_ledger(self) -> None:
         """Create the table that the nodes' fenced writes go to."""
-        self._sql(LEDGER[self._database])
+        self.execute(LEDGER[self._database])
         self._has_ledger = True
 
     def ledger(self) -> list[tuple[int, int]]:
         """The rows of the ledger: order and token."""
-        return self._sql("select n, token from ledger order by n")
+        return self.execute("select n, token from ledger order by n")
 
     @property
     def _database(self) -> str:
         return self.url.partition(":")[0]
 
-    def _sql(self, text: str) -> list[Any]:
-        with self._connection() as connection:
-            cursor = connection.execute(text)
+    def execute(self, *texts: str, timeout: float = PATIENCE_S) -> list[Any]:
+        """Run statements on a connection of their own and return the rows of the last."""
+        with self._connection(timeout) as connection:
+            for text in texts:
+                cursor = connection.execute(text)
             return cursor.fetchall() if cursor.description else []
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[Any]:
+    def _connection(self, timeout: float) -> Iterator[Any]:
         if self._database == "sqlite":
             path = self.url.partition(":///")[2]
-            with contextlib.closing(sqlite3.connect(path, timeout=PATIENCE_S)) as connection, connection:
+            with contextlib.closing(sqlite3.connect(path, timeout=timeout, isolation_level=None)) as connection:
                 yield connection
         else:
             import psycopg

@@ -13,7 +13,7 @@ the record, a line at a time, so that it survives kill -9.
     writes        fenced writes one after the other, until the term is over, for every term from now on
     begin [BOUND] a fenced write that is not committed yet; `unbounded` takes the server's bound off again
     commit        ... and its COMMIT
-    resign        election.resign()
+    resign [TO]   election.resign(to=TO)
     leave         node.close()
     quit          the end of the process, without a word to anybody
 
@@ -56,7 +56,10 @@ class Program:
         self.settings = {name: options[name] for name in SETTINGS if name in options}
         self.sample_every_s = options["sample_every_s"]
         self.recorder = history.Recorder(options["record"], self.name)
-        self.insert = INSERT[os.environ["TENURE_URL"].partition(":")[0]]
+        database = os.environ["TENURE_URL"].partition(":")[0]
+        self.insert = INSERT[database]
+        if database == "postgresql":
+            import psycopg  # noqa: F401 - so that `loaded` is the truth
         self.node: tenure.Node | None = None
         self.election: tenure.Election | None = None
         self.term: tenure.Term | None = None
@@ -142,9 +145,9 @@ class Program:
     def commit(self) -> None:
         self.open.__exit__(None, None, None)
 
-    def resign(self) -> None:
+    def resign(self, to: str | None = None) -> None:
         assert self.election is not None
-        self.election.resign()
+        self.election.resign(to)
 
     def leave(self) -> None:
         assert self.node is not None

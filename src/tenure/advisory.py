@@ -11,6 +11,7 @@ The lock belongs to the connection, so the server frees it when the process dies
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 from tenure import clock, timing
@@ -21,6 +22,8 @@ CLASS_ID = 0x54454E55
 """The first half of every key: "TENU". The second half is the member's random number."""
 
 COMPLAIN_EVERY_S = 60.0
+LOOK_FOR_BLOCKERS_S = 0.3
+"""Longer than the control connection's pause between two waits for a busy role."""
 
 log = logging.getLogger("tenure.advisory")
 
@@ -70,17 +73,27 @@ from {{members}} m join pg_catalog.pg_stat_activity a on a.datname = pg_catalog.
 where m.namespace = :namespace and m.id in {{listed}} and m.ended_at is not null
 """
 )
+_OUST = (
+    """
+select a.pid, pg_catalog.pg_terminate_backend(a.pid, 500)
+from {{members}} m join pg_catalog.pg_stat_activity a on a.datname = pg_catalog.current_database() and"""
+    + _REGISTERED
+    + """
+where m.namespace = :namespace and m.id = :id and m.ended_at is null and m.renewals = :renewals
+"""
+)
 _UNBLOCK = (
     """
-select b.pid, case when b.pid <> 0 then pg_catalog.pg_terminate_backend(b.pid) end
-from pg_catalog.unnest(pg_catalog.pg_blocking_pids(:control_pid)) as b(pid)
-left join pg_catalog.pg_stat_activity a on a.pid = b.pid
-where b.pid = 0 or (
+select b.pid, case when
     a.usename = session_user
     and a.xact_start < pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => :bound_s)
     and not exists (select 1 from {{members}} m where m.ended_at is null and"""
     + _REGISTERED
-    + "))"
+    + """)
+    then pg_catalog.pg_terminate_backend(b.pid) end
+from pg_catalog.unnest(pg_catalog.pg_blocking_pids(:control_pid)) as b(pid)
+left join pg_catalog.pg_stat_activity a on a.pid = b.pid
+"""
 )
 
 
@@ -108,6 +121,16 @@ class AdvisorySentinel:
         parameters = {"key": key, "started": self._session.started}
         self._session.read(Step(_TERMINATE_OLDER.format(class_id=CLASS_ID), parameters))
         return self.hold(key)
+
+    def oust(self, namespace: str, member_id: str, renewals: int | None) -> None:
+        """Terminate the connections of a member that has been silent at this count of renewals for its TTL.
+
+        Its trust is over, so nothing is lost by it but the transaction in which it stands still.
+        """
+        parameters = {"namespace": namespace, "id": member_id, "renewals": renewals}
+        rows = self._session.read(Step(_OUST.format(), parameters))[0].rows
+        if rows:
+            log.info("ended %d connections of a member that fell silent in a transaction: %s", len(rows), member_id)
 
     def release(self, key: int) -> None:
         """Let go of the lock."""
@@ -164,13 +187,19 @@ class AdvisoryWatcher:
             log.info("ended %d connections of members that fell silent: %s", len(rows), ", ".join(member_ids))
 
     def unblock(self, namespace: str, control_pid: int, bound_s: float) -> None:
-        """End transactions that have blocked the control connection for longer than their bound."""
+        """End transactions that have blocked the control connection for longer than their bound.
+
+        Who blocks it shows only while it waits, and it waits for a moment at a time: one look could always come between
+        two waits, for the two lanes march in step.
+        """
         parameters = {"namespace": namespace, "control_pid": control_pid, "bound_s": bound_s}
-        rows = self._session.read(Step(_UNBLOCK.format(), parameters))[0].rows
-        for pid, _ in rows:
+        until = clock.now() + LOOK_FOR_BLOCKERS_S
+        while not (rows := self._session.read(Step(_UNBLOCK.format(), parameters))[0].rows) and clock.now() < until:
+            time.sleep(LOOK_FOR_BLOCKERS_S / 20)
+        for pid, ended in rows:
             if pid == 0:
                 self._complain()
-            else:
+            elif ended:
                 log.warning("ended connection %d: its transaction kept a role from being acquired", pid)
 
     def _complain(self) -> None:

@@ -26,11 +26,15 @@ the node's own sentinel and does everything that writes; the watch lane only loo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+# Named tuples, and dataclasses only where there is no field (an empty tuple would be false): they are many, and
+# dataclasses take four times as long to make, at every import.
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Server:
+class Server(NamedTuple):
     """Which server this is, as far as it matters to the proof of death and to tokens."""
 
     start: str
@@ -40,8 +44,7 @@ class Server:
     timeline: int = 1
 
 
-@dataclass(frozen=True)
-class Confirmed:
+class Confirmed(NamedTuple):
     """The namespace's row: the incarnation on which its tables are trusted."""
 
     incarnation: str
@@ -49,8 +52,7 @@ class Confirmed:
     max_ttl: float
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """A membership as it is written into its row on joining; only its renewals and epoch change later."""
 
     id: str
@@ -62,8 +64,7 @@ class Member:
     metadata: str = "{}"
 
 
-@dataclass(frozen=True)
-class Sighting:
+class Sighting(NamedTuple):
     """Another member as one look saw it."""
 
     id: str
@@ -75,8 +76,7 @@ class Sighting:
     sentinel_stands: bool
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The reason for ending a member, with the guard that must still hold when the end is written.
 
     Silence names the count of renewals that was watched; death names the server and the epoch of the sentinel.
@@ -90,8 +90,7 @@ class Verdict:
     server_start: str | None = None
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """A role whose holder is the asking member."""
 
     role: str
@@ -101,8 +100,7 @@ class Held:
     requested_for: str | None = None
 
 
-@dataclass(frozen=True)
-class Vacancy:
+class Vacancy(NamedTuple):
     """A role that the asking member stands for and nobody living holds."""
 
     role: str
@@ -111,8 +109,7 @@ class Vacancy:
     """A living member for which the last holder reserved the role."""
 
 
-@dataclass(frozen=True)
-class Leader:
+class Leader(NamedTuple):
     """Who holds a role."""
 
     role: str
@@ -126,46 +123,50 @@ class Leader:
 
 @dataclass(frozen=True)
 class Open:
-    pass
+    """Connect, and read who the server is."""
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(NamedTuple):
+    """The connection stands."""
+
     server: Server
     confirmed: Confirmed
     sentinels: bool = True
     """Whether a sentinel on this connection means anything."""
 
 
-@dataclass(frozen=True)
-class Join:
+class Join(NamedTuple):
+    """Become a member."""
+
     member: Member
     server: Server
     replaces: tuple[str, ...] = ()
     """Earlier memberships of this node, to be ended first."""
 
 
-@dataclass(frozen=True)
-class Joined:
+class Joined(NamedTuple):
+    """The answer to joining."""
+
     sentinel: bool
     """Whether the sentinel was taken; False if the key belongs to somebody else."""
 
 
-@dataclass(frozen=True)
-class Renew:
+class Renew(NamedTuple):
+    """Count one renewal."""
+
     member_id: str
     alone_in: tuple[str, ...] = ()
     """Roles that the node stands back from: does anybody else stand for them?"""
 
 
-@dataclass(frozen=True)
-class Resume:
+class Resume(NamedTuple):
+    """Take up sentinel and row again, after a restart of the server."""
+
     member: Member
     server: Server
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(NamedTuple):
     """The answer to a renewal: what this member is and could be."""
 
     alive: bool
@@ -175,27 +176,31 @@ class Standing:
     confirmed: Confirmed | None = None
 
 
-@dataclass(frozen=True)
-class End:
+class End(NamedTuple):
+    """End members that are silent or dead."""
+
     member_id: str
     verdicts: tuple[Verdict, ...]
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
+    """Who was ended, and what became vacant by it."""
+
     ids: tuple[str, ...]
     vacant: tuple[Vacancy, ...] = ()
 
 
-@dataclass(frozen=True)
-class Stand:
+class Stand(NamedTuple):
+    """Stand for roles, and withdraw from others."""
+
     member_id: str
     roles: tuple[str, ...]
     withdrawn: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Acquire:
+class Acquire(NamedTuple):
+    """Take vacant roles, in one batch."""
+
     member_id: str
     name: str
     roles: tuple[str, ...]
@@ -206,56 +211,63 @@ class Acquire:
     """Wait for the rows' locks for a moment instead of skipping rows that are locked."""
 
 
-@dataclass(frozen=True)
-class Acquired:
-    tokens: dict[str, int] = field(default_factory=dict)
+class Acquired(NamedTuple):
+    """Which roles were taken, and under which tokens."""
+
+    tokens: Mapping[str, int] = MappingProxyType({})
     busy: tuple[str, ...] = ()
     """Roles whose row is locked by an open transaction."""
 
 
-@dataclass(frozen=True)
-class Vacate:
+class Vacate(NamedTuple):
+    """Mark a term resigned, then give its role up."""
+
     member_id: str
     role: str
     token: int
     reserved_for: str | None = None
 
 
-@dataclass(frozen=True)
-class Vacated:
+class Vacated(NamedTuple):
+    """Whether the role was given up."""
+
     done: bool
     """False while a fenced transaction is still open."""
 
 
-@dataclass(frozen=True)
-class Confirm:
+class Confirm(NamedTuple):
+    """Write down that the tables of this server are trusted from now on."""
+
     old: str
     server: Server
 
 
-@dataclass(frozen=True)
-class Leaders:
+class Leaders(NamedTuple):
+    """Ask who holds some roles."""
+
     roles: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class LeadersAre:
+class LeadersAre(NamedTuple):
+    """Who holds them."""
+
     leaders: tuple[Leader, ...]
 
 
 @dataclass(frozen=True)
 class Tidy:
-    pass
+    """Delete old history and old memberships."""
 
 
-@dataclass(frozen=True)
-class Leave:
+class Leave(NamedTuple):
+    """End the own membership."""
+
     member_id: str
 
 
 @dataclass(frozen=True)
 class Done:
-    pass
+    """It is done, and there is nothing to say about it."""
 
 
 # The watch lane ------------------------------------------------------------------------------------------------
@@ -263,24 +275,26 @@ class Done:
 
 @dataclass(frozen=True)
 class OpenWatch:
-    pass
+    """Connect for looking and waiting."""
 
 
 @dataclass(frozen=True)
 class Watching:
-    pass
+    """The watch connection stands."""
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
+    """Wait for a sentinel, then look at everybody."""
+
     member_id: str
     wait_for: int | None
     """The predecessor's key, or None where there is nobody to wait for."""
     seconds: float
 
 
-@dataclass(frozen=True)
-class Looked:
+class Looked(NamedTuple):
+    """What one look saw."""
+
     server: Server
     members: tuple[Sighting, ...]
     vacancy: bool = False
@@ -289,23 +303,27 @@ class Looked:
     """How long the next wait may be without leaving a line in the server's log."""
 
 
-@dataclass(frozen=True)
-class Knock:
+class Knock(NamedTuple):
+    """Ask for a fresh connection, to see whether this server is still open for business."""
+
     server_start: str
 
 
-@dataclass(frozen=True)
-class Knocked:
+class Knocked(NamedTuple):
+    """Whether it was."""
+
     open: bool
 
 
-@dataclass(frozen=True)
-class Evict:
+class Evict(NamedTuple):
+    """Terminate the connections of members that were ended by silence."""
+
     member_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Unblock:
+class Unblock(NamedTuple):
+    """End abandoned transactions that keep a role from being acquired."""
+
     roles: tuple[str, ...]
     bound_s: float
 

@@ -18,7 +18,7 @@ from tenure.postgres import PostgresConnector
 from tenure.session import Sentinel, Session
 from tenure.settings import NodeSettings
 from tenure.sqlite import FileSentinel, SqliteConnector, SqliteWatcher
-from tenure.store import Identity, Store
+from tenure.store import Identity, Oust, Store
 from tenure.version import __version__
 from tenure.watch import Watch
 
@@ -69,7 +69,8 @@ class PostgresBackend:
         """Connect, create the tables, and listen."""
         session = self._connector.open("control", self._settings.renew_every)
         with _closing_on_error(session):
-            store, opened = _prepared(session, AdvisorySentinel(session), self._settings)
+            sentinel = AdvisorySentinel(session)
+            store, opened = _prepared(session, sentinel, self._settings, sentinel.oust)
             session.listen(self._settings.namespace)
         return store, session, opened
 
@@ -131,10 +132,12 @@ def backend_for(settings: NodeSettings) -> Backend:
     return SqliteBackend(settings) if settings.database == "sqlite" else PostgresBackend(settings)
 
 
-def _prepared(session: Session, sentinel: Sentinel, settings: NodeSettings) -> tuple[Store, Opened]:
+def _prepared(
+    session: Session, sentinel: Sentinel, settings: NodeSettings, oust: Oust | None = None
+) -> tuple[Store, Opened]:
     schema.prepare(session)
     identity = Identity(socket.gethostname(), os.getpid(), __version__)
-    store = Store(session, sentinel, settings.namespace, identity)
+    store = Store(session, sentinel, settings.namespace, identity, oust)
     server, confirmed = store.open(max(settings.ttl, timing.DEFAULT_MAX_TTL_S))
     if settings.ttl > confirmed.max_ttl:
         raise ConfigError(

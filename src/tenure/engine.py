@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import socket
 import threading
 import weakref
@@ -81,7 +80,7 @@ class Engine:
                 sentinels=settings.mode != "lease",
                 metadata=settings.metadata,
             ),
-            secrets.randbits(256),
+            int.from_bytes(os.urandom(32), "big"),
         )
         self._listener = listener
         self._lease = Lease()
@@ -112,13 +111,13 @@ class Engine:
             self._waker.setblocking(False)
             self._wakee.setblocking(False)
             self._state = "running"
-        _at_fork(self)
-        loops = (("control", self._control_loop), ("watch", self._watch_loop), ("keeper", self._keeper_loop))
-        for purpose, loop in loops:
-            name = f"tenure-{purpose}-{self.settings.name}"
-            thread = threading.Thread(target=loop, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            _at_fork(self)
+            loops = (("control", self._control_loop), ("watch", self._watch_loop), ("keeper", self._keeper_loop))
+            for purpose, loop in loops:
+                name = f"tenure-{purpose}-{self.settings.name}"
+                thread = threading.Thread(target=loop, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
         try:
             self._first_open.result()
         except BaseException:

@@ -147,7 +147,8 @@ class Node:
         try:
             term = election.wait(timeout)
             yield term
-            if term.lost_reason is not None or not term.valid:
+            election.settle()
+            if term.lost_reason is not None:
                 term.ensure()
         finally:
             with contextlib.suppress(NodeClosed):

@@ -11,12 +11,10 @@ the client. Unix sockets need neither.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tenure import timing
@@ -61,11 +59,16 @@ class PipelinedResult:
     def __init__(self, cursor: psycopg.Cursor[Any]) -> None:
         """Remember the cursor of a statement on its way."""
         self._cursor = cursor
+        self._rows: Sequence[tuple[Any, ...]] | None = None
 
-    @cached_property
+    @property
     def rows(self) -> Sequence[tuple[Any, ...]]:
         """Its rows."""
-        return self._cursor.fetchall()
+        # Not a cached_property: before Python 3.12 that holds one lock for all instances while it waits for the server,
+        # so that one connection's wait would be every connection's.
+        if self._rows is None:
+            self._rows = self._cursor.fetchall()
+        return self._rows
 
     @property
     def count(self) -> int:
@@ -91,9 +94,21 @@ class PostgresSession:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Run]:
-        """Run steps in one transaction; those given together travel together."""
-        with self._translated(), self.connection.pipeline(), self.connection.transaction():
-            yield self._run
+        """Run steps in one transaction; those given together travel together, and BEGIN and COMMIT with them.
+
+        Not by psycopg's own transaction(): it waits for the server after BEGIN and before COMMIT, and a node that is
+        cut off in between leaves its transaction open on the server.
+        """
+        with self._translated():
+            try:
+                with self.connection.pipeline():
+                    self.connection.execute("begin")
+                    yield self._run
+                    self.connection.execute("commit")
+            except BaseException:
+                with contextlib.suppress(load().Error):
+                    self.connection.rollback()
+                raise
 
     def run(self, *steps: Step) -> Sequence[Result]:
         """Run some steps as one transaction, in one round trip."""
@@ -140,6 +155,8 @@ class PostgresSession:
 
     def _channel(self, namespace: str) -> str:
         """Return a name of fixed length: LISTEN cuts long names off where NOTIFY refuses them."""
+        import hashlib  # noqa: PLC0415 - it loads OpenSSL, which nobody needs who does not come here
+
         digest = hashlib.sha256(f"{self.dialect.prefix}{namespace}".encode()).hexdigest()
         return f"tenure_{digest[:32]}"
 
@@ -162,6 +179,7 @@ class PostgresSession:
     def _noticed(self, diagnostic: Any) -> None:
         if diagnostic.severity_nonlocalized in ("FATAL", "PANIC"):
             self._fatal = True
+            self.abort()  # a call that is on its way would wait for the socket's end, which comes after the sentinel's
 
     def server(self) -> Server:
         """Return which server this is; it cannot change under a connection."""
@@ -269,7 +287,8 @@ class PostgresConnector:
             "search_path": "pg_catalog",
             "statement_timeout": timeout_ms,
             "lock_timeout": "100ms",
-            "idle_in_transaction_session_timeout": timeout_ms,
+            # Not before the owner has stopped trusting itself: the sentinel falls with the connection.
+            "idle_in_transaction_session_timeout": f"{round(timing.server_patience(self._ttl) * 1000)}ms",
             "default_transaction_isolation": "read committed",
             "default_transaction_read_only": "off",
             "default_transaction_deferrable": "off",

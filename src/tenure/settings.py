@@ -104,7 +104,8 @@ def _url(url: str) -> str:
             raise ConfigError("a SQLite URL is sqlite:///relative.db or sqlite:////absolute/path.db")
     elif scheme not in ("postgresql", "postgres"):
         # Quoted only if it is no more than a scheme: a connection string in another form may hold a password.
-        shown = f"unknown database {scheme!r} in the URL" if re.fullmatch(r"[a-z]\w*", scheme) else "no database URL"
+        is_scheme = re.match(r"[a-z]\w*(\+\w+)?://", url)
+        shown = f"unknown database {scheme!r} in the URL" if is_scheme else "no database URL"
         raise ConfigError(f"{shown}: use postgresql://… or sqlite:///…")
     return url
 

@@ -30,6 +30,7 @@ if os.name == "posix":
     import fcntl
 
 SERVER = Server(start="sqlite", incarnation="sqlite")
+OPEN_TIMEOUT_S = 5.0
 POLL_S = 0.05
 """How often the watcher looks: half of this is the usual delay before a crash is noticed."""
 
@@ -232,18 +233,35 @@ class SqliteConnector:
 
     def connect(self) -> sqlite3.Connection:
         """Open a plain connection in autocommit mode."""
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            connection = sqlite3.connect(
-                self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
-            )
-            connection.execute("pragma journal_mode = wal").fetchone()
-            connection.execute("pragma synchronous = full")  # a token must not come back after a crash
-        except (sqlite3.Error, OSError) as error:
-            msg = f"cannot open {str(self.path)!r}: {error}"
-            raise StoreUnavailable(msg) from None
+        with contextlib.ExitStack() as stack:
+            try:
+                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                connection = sqlite3.connect(
+                    self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
+                )
+                stack.callback(connection.close)
+                _use_wal(connection)
+                connection.execute("pragma synchronous = full")  # a token must not come back after a crash
+            except (sqlite3.Error, OSError) as error:
+                msg = f"cannot open {str(self.path)!r}: {error}"
+                raise StoreUnavailable(msg) from None
+            stack.pop_all()
         return connection
 
     def open(self) -> SqliteSession:
         """Open a session of the node's own."""
         return SqliteSession(self.connect())
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Turn write-ahead logging on. Where several do that to a new file, it fails at once, whatever the time-out."""
+    deadline = time.monotonic() + OPEN_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("pragma journal_mode = wal").fetchone()
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() >= deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return

@@ -13,11 +13,15 @@ from typing import Any
 from tenure import asks, statements
 from tenure.asks import Confirmed, Held, Vacancy
 from tenure.dialects import listed
-from tenure.session import Result, Sentinel, Session, Step
+from tenure.session import Failed, Result, Sentinel, Session, Step
 
 KEPT_MEMBERS = 100
 KEPT_TERMS = 100
 """How many ended memberships of a namespace, and terms of a role, are kept for people to read."""
+
+
+Oust = Callable[[str, str, int | None], None]
+"""Terminates the connections of (namespace, member id, count of renewals), where a server can do that."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,15 @@ class Identity:
 class Store:
     """The tables of one namespace, on the control connection."""
 
-    def __init__(self, session: Session, sentinel: Sentinel, namespace: str, identity: Identity) -> None:
-        """Work on an open session; the tables exist."""
+    def __init__(
+        self, session: Session, sentinel: Sentinel, namespace: str, identity: Identity, oust: Oust | None = None
+    ) -> None:
+        """Work on an open session; the tables exist. ``oust`` cuts off a silent member that locks its own row."""
         self.session = session
         self.sentinel = sentinel
         self.namespace = namespace
         self.identity = identity
+        self._oust = oust
         self._key: int | None = None
         self.watch_backend: tuple[int, str] = (0, "")
         """The watch connection's process, written down so that a zombie's connections can be told from others'."""
@@ -166,23 +173,43 @@ class Store:
         """End each member in a transaction of its own that changes only its row; see there what became vacant.
 
         Nobody else is told, so that only this node acts, unless a role is left over that this node does not stand for.
+        One that cannot be ended does not keep the others from it: the next look judges it again.
         """
         ended: list[str] = []
         vacant: tuple[Vacancy, ...] = ()
+        failure: Failed | None = None
         for verdict in ask.verdicts:
-            text = statements.END_SILENT if verdict.reason == "silence" else statements.END_DEAD
-            guard = {"renewals": verdict.renewals, "epoch": verdict.epoch, "server_start": verdict.server_start}
-            end, vacancies, *_ = self.session.run(
-                self._step(text, id=verdict.member_id, **guard),
-                self._step(statements.VACANT, id=ask.member_id),
-                *self._telling(
-                    "vacant", ask.member_id, where=statements.LEFT_OVER, ended=verdict.member_id, id=ask.member_id
-                ),
-            )
-            if end.count:
+            try:
+                count, vacancies = self._end_one(verdict, ask.member_id)
+            except Failed as error:
+                failure = error
+                continue
+            if count:
                 ended.append(verdict.member_id)
-                vacant = _vacancies(vacancies)
+                vacant = vacancies
+        if failure and not ended:
+            raise failure
         return asks.Ended(tuple(ended), vacant)
+
+    def _end_one(self, verdict: asks.Verdict, me: str) -> tuple[int, tuple[Vacancy, ...]]:
+        try:
+            return self._write_end(verdict, me)
+        except Failed:
+            if verdict.reason != "silence" or self._oust is None:
+                raise
+            # It may have stopped inside a transaction of its own that locks its row, and may stand there for ever.
+            self._oust(self.namespace, verdict.member_id, verdict.renewals)
+            return self._write_end(verdict, me)
+
+    def _write_end(self, verdict: asks.Verdict, me: str) -> tuple[int, tuple[Vacancy, ...]]:
+        text = statements.END_SILENT if verdict.reason == "silence" else statements.END_DEAD
+        guard = {"renewals": verdict.renewals, "epoch": verdict.epoch, "server_start": verdict.server_start}
+        end, vacancies, *_ = self.session.run(
+            self._step(text, id=verdict.member_id, **guard),
+            self._step(statements.VACANT, id=me),
+            *self._telling("vacant", me, where=statements.LEFT_OVER, ended=verdict.member_id, id=me),
+        )
+        return end.count, _vacancies(vacancies)
 
     def release(self) -> None:
         """Let go of the sentinel, if one is held."""
@@ -212,6 +239,13 @@ class Store:
             if not me.rows:
                 return asks.Acquired()
             locked = tuple(role for (role,) in free.rows)
+            busy = set(ask.roles).difference(locked)
+            if busy:  # not where somebody living holds it: a leader's own transactions are in nobody's way
+                vacant, held = run(
+                    self._step(statements.VACANT, id=ask.member_id), self._step(statements.HELD, id=ask.member_id)
+                )
+                unheld = {row[0] for row in (*vacant.rows, *held.rows)}
+                busy &= unheld
             mine: dict[str, Any] = {"id": ask.member_id, "names": listed(locked)}
             _, _, taken, *_ = run(
                 self._step(statements.TAKE, floor=ask.floor, unreserved=listed(ask.unreserved), **mine),
@@ -219,7 +253,7 @@ class Store:
                 self._step(statements.TAKEN, **mine),
                 *self._telling("changed", ask.member_id),
             )
-        return asks.Acquired(dict(taken.rows), busy=tuple(role for role in ask.roles if role not in locked))
+        return asks.Acquired(dict(taken.rows), busy=tuple(sorted(busy)))
 
     def _vacate(self, ask: asks.Vacate) -> asks.Vacated:
         """Mark first, so that no new fenced transaction begins; vacate when the open ones are through."""

@@ -11,7 +11,13 @@ is under way). What a seed shows once it shows again: all chance comes from it.
     databases  what a server stores: the real SQL on SQLite, or the plain-Python model of ``model``
     node       one node as the engine would run it, with a clock of its own
     oracles    what must never happen, checked at every instant at which it could begin
-    faults     random faults for the scenarios that try everything at once
-    scenarios  whole stories: what is set up, what goes wrong, what must hold in the end
+    faults     random faults, and applications that write under fresh and stale terms
+    chaos      scenarios in which everything happens at once
+    stories    scenarios that make one rule necessary each (tests/test_mutations.py takes the rule away)
+    bounds     scenarios that measure leaderless time, per fault and mode
     runner     one seed, or many on all cores
+
+What is not here: the inside of a transaction (an ask is executed at one instant, though it may fail or lose its
+connection between two transactions), row locks other than the fence's, two servers that both think they are the primary, SQLite's
+file locks, ``tenure.manual``, and the engine's threads. FOUND.md lists the real faults that were found here.
 """

@@ -8,7 +8,7 @@ import sys
 import time
 
 from tests.simulation.runner import plan, run, run_many
-from tests.simulation.scenarios import SCENARIOS
+from tests.simulation.scenarios import ALL
 
 
 def main() -> int:
@@ -16,12 +16,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="run this one again and print its trace")
-    parser.add_argument("--scenario", choices=sorted(SCENARIOS), help="this scenario only")
+    parser.add_argument("--scenario", choices=ALL, help="this scenario only")
     parser.add_argument("--sql", action="store_true", default=None, help="the real SQL instead of the model")
     parser.add_argument("--model", action="store_false", dest="sql", help="the model only")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args()
-    names = [options.scenario] if options.scenario else list(SCENARIOS)
+    names = [options.scenario] if options.scenario else ALL
     if options.seed is not None:
         name, seed, sql = plan(options.seed, names, sql=options.sql)
         outcome = run(name, seed, sql=sql, trace=True)

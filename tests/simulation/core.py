@@ -43,7 +43,7 @@ class Core:
     def __init__(self, seed: int | str) -> None:
         self.now = 0.0
         self.chance = random.Random(seed)
-        self.trace: list[tuple[float, str]] = []
+        self._trace: list[tuple[float, str, tuple[object, ...]]] = []
         self.events = 0
         self._queue: list[tuple[float, int, Timer]] = []
         self._number = 0
@@ -70,12 +70,20 @@ class Core:
                 action()
         self.now = until
 
-    def note(self, text: str) -> None:
-        """Write a line into the trace."""
-        self.trace.append((self.now, text))
+    def note(self, text: str, *values: object) -> None:
+        """Write a line into the trace. The values are put into the text when somebody wants to read it."""
+        self._trace.append((self.now, text, values))
+
+    def trace(self) -> list[tuple[float, str]]:
+        return [(at, text.format(*map(_short, values)) if values else text) for at, text, values in self._trace]
 
     def between(self, low: float, high: float) -> float:
         return self.chance.uniform(low, high)
 
     def chosen(self, probability: float) -> bool:
         return self.chance.random() < probability
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) < 240 else text[:237] + "..."

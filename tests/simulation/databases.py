@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from tests.simulation.server import Connection, SimServer
 
 NAMESPACE = "default"
-DIALECT = dataclasses.replace(
-    SQLITE, words={**SQLITE.words, "incarnation": "sim_incarnation()", "now": "sim_now()"}
-)
+DIALECT = dataclasses.replace(SQLITE, words={**SQLITE.words, "incarnation": "sim_incarnation()", "now": "sim_now()"})
 _LOCKING = (statements.LOCK_FREE, statements.LOCK_PATIENTLY)
 
 
@@ -81,10 +79,10 @@ class SimWatcher:
     def slice_s(self) -> float:
         return self._connection.server.slice_s
 
-    def evict(self, namespace: str, member_ids: tuple[str, ...]) -> None:
+    def evict(self, namespace: str, member_ids: tuple[str, ...]) -> None:  # noqa: ARG002
         self._connection.server.evict(member_ids)
 
-    def unblock(self, namespace: str, control_pid: int, bound_s: float) -> None:
+    def unblock(self, namespace: str, control_pid: int, bound_s: float) -> None:  # noqa: ARG002
         self._connection.server.unblock(bound_s)
 
 
@@ -142,7 +140,7 @@ class SimSession:
             results.append(Rows(rows, cursor.rowcount))
         return results
 
-    def notify(self, namespace: str, payload: str) -> Step:
+    def notify(self, namespace: str, payload: str) -> Step:  # noqa: ARG002
         return Step("select sim_notify(:payload)", {"payload": payload})
 
     def server(self) -> Server:
@@ -161,7 +159,7 @@ class SqlDatabase:
         self.sqlite = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         (image or _template()).backup(self.sqlite)
         self.sqlite.create_function("sim_incarnation", 0, lambda: server.identity.incarnation)
-        self.sqlite.create_function("sim_now", 0, lambda: server.timestamp())
+        self.sqlite.create_function("sim_now", 0, server.timestamp)
         self.sqlite.create_function("sim_notify", 1, self.told_later)
 
     def told_later(self, payload: str) -> None:
@@ -176,13 +174,22 @@ class SqlDatabase:
         return image
 
     def control(self, connection: Connection) -> Store:
-        session = SimSession(self, connection)
-        return Store(session, SimSentinel(connection), NAMESPACE, Identity("sim", connection.pid, "0"))  # type: ignore[arg-type]
+        session, sentinel = SimSession(self, connection), SimSentinel(connection)
+        identity = Identity("sim", connection.pid, "0")
+        return Store(session, sentinel, NAMESPACE, identity, oust=self.oust)  # type: ignore[arg-type]
+
+    def oust(self, namespace: str, member_id: str, renewals: int | None) -> None:  # noqa: ARG002
+        """Cut off a silent member that may lock its own row."""
+        text = (
+            "select control_pid, control_start, watch_pid, watch_start from tenure_members "
+            "where id = ? and ended_at is null and renewals = ?"
+        )
+        for a, b, c, d in self.sqlite.execute(text, (member_id, renewals)).fetchall():
+            self.server.terminate_named({(a, b), (c, d)})
 
     def watch(self, connection: Connection) -> Watch:
         session, server = SimSession(self, connection), connection.server
-        watch = Watch(session, SimSentinel(connection), SimWatcher(connection), NAMESPACE, server.knock)  # type: ignore[arg-type]
-        return watch
+        return Watch(session, SimSentinel(connection), SimWatcher(connection), NAMESPACE, server.knock)  # type: ignore[arg-type]
 
     def begin_look(self, watch: Watch, ask: asks.Look) -> Any:
         """Read the rows: run the real look once and keep what it read."""
@@ -260,11 +267,11 @@ class ModelDatabase:
     def begin_look(self, watch: ModelStore, ask: asks.Look) -> Any:
         return watch.roster(ask.member_id)
 
-    def finish_look(self, watch: ModelStore, ask: asks.Look, read: Any) -> asks.Looked:
+    def finish_look(self, watch: ModelStore, ask: asks.Look, read: Any) -> asks.Looked:  # noqa: ARG002
         rows, vacancy = read
         return asks.Looked(self.server.identity, watch.sightings(rows), vacancy, self.server.slice_s)
 
-    def perform_watch(self, watch: ModelStore, ask: asks.WatchAsk) -> asks.WatchAnswer:
+    def perform_watch(self, watch: ModelStore, ask: asks.WatchAsk) -> asks.WatchAnswer:  # noqa: ARG002
         if isinstance(ask, asks.Knock):
             return asks.Knocked(self.server.knock() == ask.server_start)
         if isinstance(ask, asks.Evict):

@@ -8,8 +8,20 @@ from tests.simulation.network import TO_CLIENT, TO_SERVER
 from tests.simulation.node import SimNode
 from tests.simulation.simulation import Simulation
 
-SERVER_FAULTS = ("fast stop", "immediate stop", "promotion", "full", "failing", "clock", "cut", "late cut")
-NODE_FAULTS = ("pause", "crash", "host", "partition", "one way", "spikes", "stall", "resign", "resign to", "withdraw", "leave")
+SERVER_FAULTS = ("fast stop", "immediate stop", "promotion", "full", "failing", "clock", "cut", "late cut", "request")
+NODE_FAULTS = (
+    "pause",
+    "crash",
+    "host",
+    "partition",
+    "one way",
+    "spikes",
+    "stall",
+    "resign",
+    "resign to",
+    "withdraw",
+    "leave",
+)
 
 
 class Faults:
@@ -43,7 +55,9 @@ class Faults:
 
     def _for_a_while(self, node: SimNode, undo: Callable[[], None]) -> None:
         """Undo it after a part of the TTL, about a TTL, or more."""
-        lasts = node.settings.ttl * self.core.chance.choice((0.1, 0.5, 0.9, 1.0, 1.1, 1.5)) * self.core.between(0.8, 1.2)
+        lasts = (
+            node.settings.ttl * self.core.chance.choice((0.1, 0.5, 0.9, 1.0, 1.1, 1.5)) * self.core.between(0.8, 1.2)
+        )
         self._later(lasts, undo)
 
     def _later(self, seconds: float, undo: Callable[[], None] = lambda: None) -> None:
@@ -72,6 +86,8 @@ class Faults:
             self._later(between(0.5, 10.0), lambda: setattr(server, "failing", 0.0))
         elif kind == "clock":
             server.clock_step += self.core.chance.choice((-3600.0, 3600.0))
+        elif kind == "request":
+            server.database.request(self.core.chance.choice(("alpha", "beta", "gamma")))
         else:
             self._cut(late=kind == "late cut")
 
@@ -101,7 +117,7 @@ class Faults:
         elif kind == "spikes":
             core.note(f"{node.name}: spikes")
             link.spike, link.spike_s = core.between(0.05, 0.5), core.between(0.05, node.settings.ttl)
-            self._for_a_while(node, lambda: (setattr(link, "spike", 0.0), self._later(link.spike_s)) and None)
+            self._for_a_while(node, lambda: self._no_more_spikes(node))
         elif kind == "stall" and node.control:
             connection = core.chance.choice([c for c in (node.control, node.watch) if c])
             stream = core.chance.choice((connection.up, connection.down))
@@ -111,6 +127,11 @@ class Faults:
             self._later(seconds)
         elif node.roles:
             self._command(kind, node)
+
+    def _no_more_spikes(self, node: SimNode) -> None:
+        """What is late already comes within the longest delay."""
+        node.link.spike = 0.0
+        self._later(node.link.spike_s)
 
     def _command(self, kind: str, node: SimNode) -> None:
         core, role = self.core, self.core.chance.choice(node.roles)

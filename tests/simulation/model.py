@@ -17,6 +17,7 @@ from tenure.asks import Confirmed, Held, Server, Sighting, Vacancy
 
 @dataclass
 class MemberRow:
+    name: str
     ttl: float
     key: int | None
     server_start: str
@@ -124,7 +125,7 @@ class ModelStore:
         self._key = member.key
         assert member.id not in self.tables.members, "a member's id was used again"
         self.tables.members[member.id] = MemberRow(
-            member.ttl, member.key, ask.server.start, ask.server.incarnation, control=self.backend
+            member.name, member.ttl, member.key, ask.server.start, ask.server.incarnation, control=self.backend
         )
         return asks.Joined(sentinel=True)
 
@@ -234,8 +235,7 @@ class ModelStore:
                 role.reserved_for = role.request_token = role.request_to = None
                 tables.terms[name, role.token] = TermRow(ask.member_id, ask.name)
                 tokens[name] = role.token
-        if tokens:
-            self.tell(f"changed {ask.member_id}")
+        self.tell(f"changed {ask.member_id}")
         return asks.Acquired(tokens, busy=tuple(role for role in ask.roles if role not in free))
 
     def _takeable(self, role: RoleRow, name: str, ask: asks.Acquire) -> bool:
@@ -272,15 +272,15 @@ class ModelStore:
         return asks.Done()
 
     def _leaders(self, ask: asks.Leaders) -> asks.LeadersAre:
-        rows = [(name, self.tables.roles[name]) for name in ask.roles if name in self.tables.roles]
-        return asks.LeadersAre(
-            tuple(
-                asks.Leader(name, row.token, row.holder if self.tables.lives(row.holder) else None, None)
-                for name, row in rows
-            )
-        )
+        tables, leaders = self.tables, []
+        for name in ask.roles:
+            if name in tables.roles:
+                token, holder = tables.roles[name].token, tables.roles[name].holder
+                living = holder if tables.lives(holder) else None
+                leaders.append(asks.Leader(name, token, living, tables.members[living].name if living else None))
+        return asks.LeadersAre(tuple(leaders))
 
-    def _tidy(self, ask: asks.Tidy) -> asks.Done:
+    def _tidy(self, ask: asks.Tidy) -> asks.Done:  # noqa: ARG002
         """Candidacies of ended members go; old members and terms are kept here (nothing is decided by them)."""
         tables = self.tables
         ended = {id_ for id_, row in tables.members.items() if row.ended_at is not None}

@@ -1,8 +1,8 @@
 """The network between a node and the server.
 
-A connection is a pair of ordered streams, as TCP is: nothing overtakes, nothing is lost while both ends live. What a cut
-holds back is delivered when the cut is healed (retransmission), also if the client has given the connection up in the
-meantime: such a request is still executed, as long as the server's end lives. A stall delays one stream only.
+A connection is a pair of ordered streams, as TCP is: nothing overtakes, nothing is lost while both ends live. What a
+cut holds back is delivered when the cut is healed (retransmission), also if the client has given the connection up in
+the meantime: such a request is still executed, as long as the server's end lives. A stall delays one stream only.
 """
 
 from __future__ import annotations
@@ -63,6 +63,10 @@ class Stream:
         arrival = max(core.now + max(self.link.delay(), at_least), self._free_at, self.stalled_until)
         self._free_at = arrival
         core.at(arrival, lambda: self._arrive(action))
+
+    def unstall(self) -> None:
+        """Let what is sent from now on through; what was held back stays late (and is of no use behind an end)."""
+        self.stalled_until = self._free_at = 0.0
 
     def _arrive(self, action: Callable[[], None]) -> None:
         if self.dead:

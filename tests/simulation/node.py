@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tenure import asks, timing
 from tenure.candidacy import NEVER
 from tenure.protocol import Phase, Protocol, Settings
-from tenure.session import Failed
+from tenure.session import Failed, Gone
 from tests.simulation.core import Clock, Core, Timer
 from tests.simulation.network import TO_CLIENT, TO_SERVER, Link, Stream
 
@@ -53,7 +53,7 @@ class SimNode:
         self.watch: Connection | None = None
         self._control_ask: Any = None
         self._watch_ask: Any = None
-        self._timers: dict[str, Timer] = {}
+        self._timers: dict[str, tuple[float, Timer]] = {}
         for role in self.roles:
             self.protocol.stand(role)
         self.core.note(f"{self.name}: started")
@@ -65,7 +65,7 @@ class SimNode:
         self.alive = self.paused = False
         self.life = object()
         self._inbox.clear()
-        for timer in self._timers.values():
+        for _, timer in self._timers.values():
             timer.cancel()
         self.oracles.died(self)
         for connection in (self.control, self.watch):
@@ -99,6 +99,7 @@ class SimNode:
             for which, action in inbox:
                 if which == lane and self.alive:
                     action()
+                    self._settle()
         if self.alive:
             self._settle()
 
@@ -148,20 +149,23 @@ class SimNode:
             action()
             self._settle()
 
-    def _timer(self, name: str, lane: str, due: float, action: Callable[[], None]) -> None:
-        """One timer a name, on the node's clock."""
-        old = self._timers.pop(name, None)
+    def _timer(self, name: str, lane: str, due: float, action: Callable[[], None] = lambda: None) -> None:
+        """One timer a name, on the node's clock. What is due at the same time as before is left alone."""
+        old = self._timers.get(name)
         if old:
-            old.cancel()
+            if old[0] == due and old[1].action:
+                return
+            old[1].cancel()
+            del self._timers[name]
         if due != NEVER:
             life = self.life
-            run = lambda: self._do(lane, life, action)  # noqa: E731
-            self._timers[name] = self.core.at(self.clock.true(due) + EPSILON_S, run)
+            timer = self.core.at(self.clock.true(due) + EPSILON_S, lambda: self._do(lane, life, action))
+            self._timers[name] = (due, timer)
 
     def _settle(self) -> None:
         """After every event: publish what was decided, arm the keeper, give the lanes their next asks."""
-        self._publish()
         if not self.alive:
+            self._publish()
             return
         self._pump_control()
         self._pump_watch()
@@ -193,7 +197,7 @@ class SimNode:
         if isinstance(ask, float):
             if ask <= self.now:
                 raise AssertionError(f"control() returns {ask}, which is not after {self.now}")
-            self._timer("control", "control", ask, lambda: None)
+            self._timer("control", "control", ask)
             return
         self._control_ask = ask
         life = self.life
@@ -202,7 +206,7 @@ class SimNode:
             return
         connection = self.control
         assert connection is not None
-        self.core.note(f"{self.name}: asks {_short(ask)}")
+        self.core.note("{}: asks {}", self.name, ask)
         reply = lambda result: self._do("control", life, lambda: self._answered(ask, connection, result))  # noqa: E731
         connection.up.send(lambda: self.server.arrive(connection, ask, reply))
         self._timer("hang", "keeper", self.now + timing.trust(self.settings.ttl), lambda: self._hangs(ask))
@@ -225,11 +229,11 @@ class SimNode:
         if self._control_ask is not ask or self.control is not connection:
             return
         self._control_ask = None
-        self._timer("hang", "keeper", NEVER, lambda: None)
+        self._timer("hang", "keeper", NEVER)
         if isinstance(result, Failed):
             self.protocol.fail(ask, self.now, lost=False)
         else:
-            self.core.note(f"{self.name}: hears {_short(result)}")
+            self.core.note("{}: hears {}", self.name, result)
             self.protocol.answer(ask, result, self.now)
 
     def _hangs(self, ask: Any) -> None:
@@ -241,7 +245,7 @@ class SimNode:
         """The control connection is gone: suspended before anything is closed."""
         self.oracles.cut_heard(self)
         ask, self._control_ask, self.control = self._control_ask, None, None
-        self._timer("hang", "keeper", NEVER, lambda: None)
+        self._timer("hang", "keeper", NEVER)
         if ask is None:
             self.protocol.lost_control(self.now)
         else:
@@ -258,7 +262,7 @@ class SimNode:
         if isinstance(ask, float):
             if ask <= self.now:
                 raise AssertionError(f"watch() returns {ask}, which is not after {self.now}")
-            self._timer("watch", "watch", ask, lambda: None)
+            self._timer("watch", "watch", ask)
             return
         self._watch_ask = ask
         if isinstance(ask, asks.OpenWatch):
@@ -301,12 +305,12 @@ class SimNode:
         if self._watch_ask is not ask:
             return
         self._watch_ask = None
-        self._timer("watch hang", "keeper", NEVER, lambda: None)
+        self._timer("watch hang", "keeper", NEVER)
         if isinstance(result, Failed):
             self.protocol.fail_watch(ask, self.now, lost=False)
         else:
             if not isinstance(result, asks.Looked) or result.vacancy:
-                self.core.note(f"{self.name}: watch hears {_short(result)}")
+                self.core.note("{}: watch hears {}", self.name, result)
             self.protocol.answer_watch(ask, result, self.now)
 
     def _watch_hangs(self, ask: Any) -> None:
@@ -318,7 +322,7 @@ class SimNode:
         pacing = isinstance(ask, asks.Look) and ask.wait_for is None and "watch hang" not in self._timers
         if ask is not None and not pacing and not isinstance(ask, asks.Knock):
             self._watch_ask = None
-            self._timer("watch hang", "keeper", NEVER, lambda: None)
+            self._timer("watch hang", "keeper", NEVER)
             self.protocol.fail_watch(ask, self.now, lost=True)
         self._close(connection)
 
@@ -326,9 +330,13 @@ class SimNode:
         """A fresh connection: not behind the others, and refused where the server takes no more."""
         life, up, down = self.life, Stream(self.link, TO_SERVER), Stream(self.link, TO_CLIENT)
         reply = lambda result: self._do("watch", life, lambda: self._watch_answered(ask, result))  # noqa: E731
-        answer = lambda: asks.Knocked(self.server.knock() == ask.server_start)  # noqa: E731
+
+        def arrive() -> None:
+            result = asks.Knocked(self.server.knock() == ask.server_start)
+            down.send(lambda: reply(result))
+
         self.core.note(f"{self.name}: knocks")
-        up.send(lambda: (lambda result: down.send(lambda: reply(result)))(answer()))
+        up.send(arrive)
         refuse = lambda: self._watch_answered(ask, asks.Knocked(open=False))  # noqa: E731
         self._timer("watch hang", "keeper", self.now + self.connect_timeout_s, refuse)
 
@@ -347,7 +355,7 @@ class SimNode:
         def finish(connection: Connection | None) -> None:
             if waiting[0]:
                 waiting[0] = False
-                self._timer(lane + " connect", "keeper", NEVER, lambda: None)
+                self._timer(lane + " connect", "keeper", NEVER)
                 done(connection)
             elif connection:
                 self._close(connection)
@@ -362,11 +370,13 @@ class SimNode:
             if lane == "control":
                 try:
                     connection.opened = asks.Opened(*connection.work.open(server.max_ttl))
-                except Failed:
+                except (Failed, Gone):
                     server.end(connection, "could not be prepared")
                     down.send(lambda: self._do(lane, life, lambda: finish(None)))
                     return
-            connection.down.send(lambda: self._do(lane, life, lambda: finish(connection)), at_least=2 * self.link.delay())
+            connection.down.send(
+                lambda: self._do(lane, life, lambda: finish(connection)), at_least=2 * self.link.delay()
+            )
 
         up.send(arrive)
         self._timer(lane + " connect", "keeper", self.now + self.connect_timeout_s, lambda: finish(None))
@@ -401,8 +411,3 @@ class SimNode:
                 self.protocol.notified(kind, self.now)
 
         self._do("control", connection.life, hear)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 240 else text[:237] + "..."

@@ -5,11 +5,13 @@ everybody when one node begins to believe. Nothing here reads the protocol's int
 read (``is_leader``), what was announced, and what was executed on the server.
 
 One exception is allowed, the one that the promise names: an instant leader whose connection was cut on the server's
-side and who has not heard of it yet. For as long as that lasts, and for a TTL at most, it may believe beside its successor.
+side and who has not heard of it yet. For as long as that lasts, and for a TTL at most, it may believe beside its
+successor.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +43,13 @@ class Oracles:
     """Per role, every belief that ever was, in order of their beginnings."""
     ends: list[tuple[float, str, str]] = field(default_factory=list)
     """(when, member, reason) of every membership that somebody else ended."""
+    asked: Counter[str] = field(default_factory=Counter)
+    """How often each ask of the control lane was executed."""
     commits: int = 0
     elections: int = 0
     exceptions: int = 0
     last_promotion: float | None = None
-    _open: dict[tuple[SimNode, str], Belief] = field(default_factory=dict)
+    _open: dict[SimNode, dict[str, Belief]] = field(default_factory=dict)
     _lapsed: set[tuple[SimNode, str, int]] = field(default_factory=set)
     _terms: dict[tuple[SimNode, str], tuple[int, bool]] = field(default_factory=dict)
     _issued: dict[str, int] = field(default_factory=dict)
@@ -58,18 +62,18 @@ class Oracles:
         """A node has published its state: read it as an application would."""
         for event in news:
             if isinstance(event, (Elected, Suspended, Resumed, Deposed)):
-                self.core.note(f"{node.name}: {event}")
+                self.core.note("{}: {}", node.name, event)
                 self._in_order(node, event)
             if isinstance(event, Elected):
                 self._elected(node, event)
-        held = node.protocol.roles.holding
-        for role in {*held, *(role for who, role in self._open if who is node)}:
-            self._read(node, role)
+        held, believed = node.protocol.roles.holding, self._open.setdefault(node, {})
+        if held or believed:
+            for role in {*held, *believed}:
+                self._read(node, role)
 
     def died(self, node: SimNode) -> None:
-        for who, role in list(self._open):
-            if who is node:
-                self._close(node, role)
+        for role in list(self._open.get(node, ())):
+            self._close(node, role)
         self._terms = {key: term for key, term in self._terms.items() if key[0] is not node}
         self._lapsed = {lapsed for lapsed in self._lapsed if lapsed[0] is not node}
         self._cuts.pop(node, None)
@@ -88,7 +92,7 @@ class Oracles:
     def _read(self, node: SimNode, role: str) -> None:
         """One leader: whoever begins to read True must be the only one."""
         token = node.protocol.roles.holding.get(role)
-        belief = self._open.get((node, role))
+        belief = self._open[node].get(role)
         reads = node.believes(role)
         if belief and belief.end <= self.core.now:
             self._lapsed.add((node, role, belief.token))
@@ -107,7 +111,7 @@ class Oracles:
         for other in self.nodes:
             if other is not node and other.believes(role):
                 self._overlap(role, other, node)
-        belief = self._open[node, role] = Belief(node, token, self.core.now, end)
+        belief = self._open[node][role] = Belief(node, token, self.core.now, end)
         self.history.setdefault(role, []).append(belief)
 
     def _overlap(self, role: str, first: SimNode, second: SimNode) -> None:
@@ -120,10 +124,11 @@ class Oracles:
         """The named exception of promise 1."""
         at = self._cuts.get(node)
         bound = node.settings.ttl / (1 - timing.DRIFT)
-        return node.settings.takeover == "instant" and at is not None and self.core.now <= at + bound
+        instant = node.settings.takeover == "instant" and node.settings.sentinels
+        return instant and at is not None and self.core.now <= at + bound
 
     def _close(self, node: SimNode, role: str) -> None:
-        belief = self._open.pop((node, role))
+        belief = self._open[node].pop(role)
         belief.end = min(belief.end, self.core.now)
 
     def _in_order(self, node: SimNode, event: Any) -> None:
@@ -148,7 +153,7 @@ class Oracles:
         """Tokens only grow, and what is announced is believed."""
         self.elections += 1
         before = self._announced.get(event.role, 0)
-        if event.token <= before and not any(self.excepted(other) for other in self.nodes):
+        if event.token <= before and not self.excepted(node):
             raise Violation(f"{node.name} announces {event.role} {event.token} after {before}")
         self._announced[event.role] = max(before, event.token)
         if node.protocol.roles.holding.get(event.role) == event.token and not node.believes(event.role):
@@ -156,6 +161,7 @@ class Oracles:
 
     def executed(self, node: SimNode, ask: Any, answer: Any) -> None:
         """The server has executed an ask."""
+        self.asked[type(ask).__name__] += 1
         if isinstance(ask, asks.Acquire):
             for role, token in answer.tokens.items():
                 if token <= self._issued.get(role, 0):
@@ -188,9 +194,6 @@ class Oracles:
     def leader(self, role: str) -> SimNode | None:
         return next((node for node in self.nodes if node.believes(role)), None)
 
-    def led_again_after(self, role: str, moment: float) -> float | None:
-        """How long nobody led after a moment, or None if nobody has led again."""
-        for belief in self.history.get(role, []):
-            if belief.end > moment:
-                return max(0.0, belief.begin - moment)
-        return None
+    def next_term_after(self, role: str, moment: float) -> float | None:
+        """How long after a moment somebody begins to lead, or None if nobody has."""
+        return next((b.begin - moment for b in self.history.get(role, []) if b.begin >= moment), None)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure import asks, timing
 from tenure.asks import Server
-from tenure.session import Failed
+from tenure.session import Failed, Gone
 from tests.simulation.core import Clock, Core, Timer
 from tests.simulation.databases import ModelDatabase, SqlDatabase
 from tests.simulation.network import TO_CLIENT, TO_SERVER, Stream
@@ -47,7 +47,6 @@ class Connection:
         self.work: Any = None
         self.opened: Any = None
         self.alive_for_client = True
-        self._patience: Timer | None = None
 
     def heard(self) -> None:
         """Something came from the client: the server's patience starts anew."""
@@ -55,15 +54,18 @@ class Connection:
 
     def watch_patience(self) -> None:
         """Keepalives: while the way is free they are answered; when it is cut, the server gives up in time."""
+        if not self.alive:
+            return
         seconds = timing.server_patience(self.node.settings.ttl) / self.server.clock.rate
         link = self.node.link
-        if not any(link.cut) and not self.node.host_dead and self.server.core.now > self.heard_at + 1.0:
-            self.heard_at = self.server.core.now - self.server.core.between(0, 1.0)
+        every_s = self.node.settings.ttl / 4
+        if not any(link.cut) and not self.node.host_dead:
+            self.heard_at = max(self.heard_at, self.server.core.now - self.server.core.between(0, every_s))
         due = self.heard_at + seconds
         if self.server.core.now >= due:
             self.server.end(self, "patience")
-        elif self.alive:
-            self._patience = self.server.core.at(min(due, self.server.core.now + 0.5), self.watch_patience)
+        else:
+            self.server.core.at(min(due, self.server.core.now + every_s), self.watch_patience)
 
 
 class Waiter:
@@ -112,6 +114,8 @@ class SimServer:
         self.waiters: list[Waiter] = []
         self.transactions: list[Transaction] = []
         self.split_looks = True
+        self.hides_identity = False
+        """A hosted server that does not say which line of data it continues: every start counts as a new one."""
         self._pid = 0
         self._new_start()
         self.database: Any = self._make(None)
@@ -121,7 +125,11 @@ class SimServer:
 
     def _new_start(self) -> None:
         self.starts += 1
-        self.identity = Server(f"start-{self.starts}", f"system:{self.timeline}", self.timeline)
+        start = f"start-{self.starts}"
+        if self.hides_identity:
+            self.identity = Server(start, f"{start}:1", 1)
+        else:
+            self.identity = Server(start, f"system:{self.timeline}", self.timeline)
 
     def next_pid(self) -> int:
         self._pid += 1
@@ -132,8 +140,9 @@ class SimServer:
         return f"{1e6 + self.core.now + self.clock_step:018.6f}"
 
     def maybe_fail(self) -> None:
+        """A transaction fails and is rolled back; or its connection goes, between two transactions of one ask."""
         if self.failing and self.core.chosen(self.failing):
-            raise Failed("the simulator's whim")
+            raise (Gone if self.core.chosen(0.1) else Failed)("the simulator's whim")
 
     # Connections ---------------------------------------------------------------------------------------------------
 
@@ -197,10 +206,13 @@ class SimServer:
         def answer(execute: Callable[[], Any]) -> None:
             if not connection.alive:
                 return
+            result: Any = None
             try:
                 result = execute()
             except Failed as error:
                 result = error
+            except Gone:
+                self.terminate(connection)
             if connection.alive:
                 connection.down.send(lambda: reply(result))
 
@@ -209,7 +221,9 @@ class SimServer:
         elif connection.lane == "watch":
             answer(lambda: self.database.perform_watch(connection.work, ask))
         elif isinstance(ask, asks.Acquire) and ask.patient and ask.roles[0] in self.locked_roles():
-            self._wait(connection, lambda: answer(lambda: self._control(connection, ask)), LOCK_TIMEOUT_S, role=ask.roles[0])
+            self._wait(
+                connection, lambda: answer(lambda: self._control(connection, ask)), LOCK_TIMEOUT_S, role=ask.roles[0]
+            )
         else:
             answer(lambda: self._control(connection, ask))
 
@@ -233,7 +247,13 @@ class SimServer:
             begin()
 
     def _wait(
-        self, connection: Connection, go: Callable[[], None], seconds: float, *, key: int | None = None, role: str | None = None
+        self,
+        connection: Connection,
+        go: Callable[[], None],
+        seconds: float,
+        *,
+        key: int | None = None,
+        role: str | None = None,
     ) -> None:
         waiter = Waiter(connection, go, key=key, role=role)
         self.waiters.append(waiter)
@@ -265,7 +285,9 @@ class SimServer:
 
     def evict(self, member_ids: tuple[str, ...]) -> None:
         """End the connections that the ended members' rows name."""
-        named = set(self.database.backends(member_ids))
+        self.terminate_named(set(self.database.backends(member_ids)))
+
+    def terminate_named(self, named: set[tuple[int, str]]) -> None:
         for connection in list(self.connections):
             if (connection.pid, connection.started) in named:
                 self.terminate(connection)

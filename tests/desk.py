@@ -1,0 +1,173 @@
+"""A store without a node: the asks of the protocol, made one by one and by hand, on either database.
+
+A test at a desk has no threads and no clock in it: it says when a member ends and when a role is acquired, and so holds
+a moment still that a running node passes through in a millisecond.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+import tenure
+from tenure import asks
+from tenure.backends import backend_for
+from tenure.session import Step
+from tenure.settings import node_settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a term shows to the fence."""
+
+    role: str
+    token: int
+    member_id: str
+    namespace: str = "default"
+    schema: str = "tenure"
+
+
+class Desk:
+    """One member's control connection. `with Desk(url) as desk:` connects, creates the tables and joins."""
+
+    def __init__(self, url: str, *, join: bool = True, **settings: Any) -> None:
+        values = dict.fromkeys(("namespace", "renew_every", "metadata")) | {
+            "name": f"desk-{next(_numbers)}",
+            "ttl": 30.0,
+            "takeover": "instant",
+            "mode": "auto",
+            "schema": "tenure",
+            "start": "raise",
+        }
+        self.settings = node_settings(url, **(values | settings))
+        self.backend = backend_for(self.settings)
+        self.store, self.session, self.opened = self.backend.open_control()
+        self.id = ""
+        if join:
+            self.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.session.close()
+        self.store.sentinel.abandon()
+
+    def ask(self, ask: Any) -> Any:
+        return self.store.perform(ask)
+
+    def join(self, *, key: int | None = None) -> str:
+        """Join as a new member, with a sentinel of its own."""
+        self.id = str(uuid.uuid4())
+        number = random.getrandbits(31) if key is None else key
+        member = asks.Member(self.id, self.settings.name, self.settings.ttl, self.settings.takeover, number)
+        assert self.ask(asks.Join(member, self.opened.server)).sentinel
+        return self.id
+
+    def stand(self, *roles: str) -> None:
+        self.ask(asks.Stand(self.id, roles))
+
+    def acquire(self, *roles: str, patient: bool = False, floor: int = 0) -> dict[str, int]:
+        """Stand for the roles and try to take them, once; return the tokens of those taken."""
+        self.stand(*roles)
+        return self.ask(asks.Acquire(self.id, self.settings.name, roles, floor, patient=patient)).tokens
+
+    def lead(self, role: str) -> Claim:
+        """Take a role that must be vacant."""
+        token = self.acquire(role)[role]
+        return Claim(role, token, self.id, self.settings.namespace, self.settings.schema)
+
+    def end(self, member_id: str) -> bool:
+        """End another member, by silence: whatever its count of renewals is now, it was watched for long enough."""
+        question = Step("select renewals from {members} where id = :id", {"id": member_id})
+        ((renewals,),) = self.session.read(question)[0].rows
+        verdict = asks.Verdict(member_id, "silence", self.opened.server.incarnation, renewals=renewals)
+        return member_id in self.ask(asks.End(self.id, (verdict,))).ids
+
+    def succeed(self, other: Desk, role: str) -> Claim:
+        """End another member and take its role."""
+        assert self.end(other.id)
+        return self.lead(role)
+
+
+def connect(url: str, **arguments: Any) -> Any:
+    """A connection as an application would open it, in the driver's own way."""
+    if url.startswith("sqlite"):
+        return sqlite3.connect(url.partition(":///")[2], timeout=arguments.pop("timeout", 10), **arguments)
+    return psycopg.connect(url, **arguments)
+
+
+@contextlib.contextmanager
+def connected(url: str, **arguments: Any) -> Iterator[Any]:
+    with contextlib.closing(connect(url, **arguments)) as connection:
+        yield connection
+
+
+def execute(url: str, *statements: str) -> list[tuple[Any, ...]]:
+    """Run some statements and commit; return the rows of the last."""
+    with connected(url) as connection:
+        cursor = None
+        for statement in statements:
+            cursor = connection.execute(statement)
+        rows = cursor.fetchall() if cursor is not None and cursor.description else []
+        connection.commit()
+        return rows
+
+
+def until(condition: Callable[[], Any], what: str = "", timeout: float = 20) -> Any:
+    """Look again and again until the condition holds, and return what it gave. For what sends no signal."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
+        time.sleep(0.01)
+    return value
+
+
+class Nodes:
+    """Makes and starts nodes on one database, and closes them together: one by one, each waits out a slice."""
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        self._url = url
+        self._settings = settings
+        self._started: list[tenure.Node] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        closing = [threading.Thread(target=node.close) for node in self._started]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+
+    def __call__(self, name: str, **settings: Any) -> tenure.Node:
+        node = tenure.Node(self._url, name=name, **(self._settings | settings))
+        self._started.append(node)
+        return node.start()
+
+    def pair(self, role: str) -> tuple[tenure.Election, tenure.Election]:
+        """A leader and a standby."""
+        leads = self("leader").election(role)
+        leads.wait(20)
+        stands = self("standby").election(role)
+        until(lambda: len(leads.candidates()) == 2, "both standing")
+        return leads, stands

@@ -1,0 +1,393 @@
+"""Stories in which one rule of the design is all that stands between a fault and a broken promise.
+
+Gentle random faults miss most of them, so each one is told step by step; what is left to chance (clock rates, delays,
+ids) must not matter. ``tests/test_mutations.py`` takes the rule away and wants the story to end badly.
+"""
+
+from __future__ import annotations
+
+from tenure import asks, timing
+from tests.simulation.network import TO_CLIENT, TO_SERVER
+from tests.simulation.node import SimNode
+from tests.simulation.registry import scenario
+from tests.simulation.simulation import Simulation
+
+TTL = 10.0
+BOTH = (TO_SERVER, TO_CLIENT)
+
+
+def _pair(sim: Simulation, first: str = "strict", second: str = "strict") -> tuple[SimNode, SimNode]:
+    """A leader, and a witness that has seen it for a while."""
+    leader = sim.node("leader", "r", ttl=TTL, takeover=first)
+    sim.elect("r", leader)
+    witness = sim.node("witness", "r", ttl=TTL, takeover=second)
+    sim.run(TTL)
+    return leader, witness
+
+
+def _after_renewal(sim: Simulation, node: SimNode) -> None:
+    """Run until a renewal of this node has just been answered."""
+    before = node.protocol.trusted_until
+    sim.run_until(lambda: node.protocol.trusted_until > before, TTL, "a renewal", step=0.0005)
+
+
+@scenario()
+def late_answers(sim: Simulation) -> None:
+    """The answer to a renewal is late by a good part of the TTL, and later requests are lost."""
+    leader, _ = _pair(sim)
+    _after_renewal(sim, leader)
+    assert leader.control
+    leader.control.down.stalled_until = sim.core.now + 0.8 * TTL
+    sim.run(0.82 * TTL)
+    leader.link.block(*BOTH)
+    sim.run(2 * TTL)
+    leader.link.heal()
+    sim.calm(2 * TTL)
+
+
+@scenario()
+def delayed_look(sim: Simulation) -> None:
+    """A look is on its way for half a TTL; the leader renews just before it arrives, and is then cut off."""
+    leader, witness = _pair(sim)
+    _after_renewal(sim, leader)
+    assert witness.watch
+    arrives_s = 2 * 0.25 * TTL / leader.clock.rate + 0.02
+    witness.watch.up.stalled_until = sim.core.now + arrives_s
+    sim.run(arrives_s + 0.02)
+    leader.link.block(*BOTH)
+    sim.run(2 * TTL)
+    leader.link.heal()
+    sim.calm(2 * TTL)
+
+
+@scenario()
+def delayed_end(sim: Simulation) -> None:
+    """The leader is cut off for more than a TTL and comes back while the end of its membership waits to be sent."""
+    leader, witness = _pair(sim)
+    _after_renewal(sim, leader)
+    leader.link.block(*BOTH)
+    sim.run(0.8 * TTL)
+    assert witness.control
+    witness.control.up.stalled_until = sim.core.now + 0.8 * TTL
+    sim.run(0.45 * TTL)
+    leader.link.heal()
+    sim.run(TTL)
+    sim.calm(2 * TTL)
+
+
+@scenario()
+def ender_dies(sim: Simulation) -> None:
+    """The leader falls silent; who ends it dies before it can take the role; the leader comes back."""
+    leader, witness = _pair(sim)
+    leader.link.block(*BOTH)
+    sim.run_until(lambda: bool(sim.oracles.ends), 3 * TTL, "the silent leader is ended", step=0.0002)
+    witness.crash(host=True)
+    leader.link.heal()
+    sim.calm(2 * TTL)
+    sim.expect(leader.believes("r"), "the leader of before, joined anew, leads")
+
+
+@scenario()
+def long_outage(sim: Simulation) -> None:
+    """Nobody reaches the database for longer than the TTL."""
+    _pair(sim, sim.core.chance.choice(("instant", "strict")), sim.core.chance.choice(("instant", "strict")))
+    sim.server.immediate_stop(1.5 * TTL)
+    sim.run(1.5 * TTL)
+    sim.calm(1.5 * TTL)
+
+
+@scenario()
+def outage(sim: Simulation) -> None:
+    """After an outage of about a TTL everybody gets a whole TTL to come back: nobody is ended, the leader stays.
+
+    The term itself lapses here: trust is over before silence is. So the token is a new one and the leader the same.
+    """
+    leader, _ = _pair(sim)
+    _after_renewal(sim, leader)
+    sim.run(0.2 * TTL)
+    sim.server.immediate_stop(0.95 * TTL)
+    leader.link.typical_s = (0.5, 0.6)
+    sim.run(0.95 * TTL)
+    sim.calm(TTL)
+    sim.expect(leader.believes("r"), "the same node leads after the outage")
+    sim.expect(not sim.oracles.ends, "nobody is ended for an outage of the server")
+
+
+@scenario(max_ttl=20.0)
+def promotion_lacks_acquire(sim: Simulation) -> None:
+    """A replica is promoted that lacks the commit by which the present leader acquired the role."""
+    sim.node("early", ttl=TTL)
+    sim.run(1.0)
+    sim.server.promotion(2.0, 0.05, silent=True)
+    leader = sim.node("leader", "r", ttl=TTL)
+    sim.elect("r", leader, 1.5)
+    sim.run(2.2)
+    sim.expect(leader.believes("r"), "the leader has heard of nothing")
+    sim.node("new", "r", ttl=TTL)
+    sim.run(TTL)
+    sim.calm(40.0)
+
+
+@scenario(max_ttl=20.0)
+def promotion_lacks_takeover(sim: Simulation) -> None:
+    """The leader's connection is cut, another takes over, and a replica that lacks the takeover is promoted."""
+    leader, witness = _pair(sim, "instant", "instant")
+    _after_renewal(sim, leader)
+    _after_renewal(sim, leader)
+    sim.server.promotion(1.5, 0.05, silent=True)
+    sim.run(0.1)
+    assert leader.control
+    sim.server.terminate(leader.control)
+    leader.link.block(*BOTH)
+    sim.elect("r", witness, 0.5)
+    sim.run(1.5)
+    leader.link.heal()
+    sim.run(TTL)
+    sim.calm(40.0)
+
+
+@scenario()
+def stale_proof(sim: Simulation) -> None:
+    """A proof of death waits to be sent while the server restarts and the leader resumes its term there."""
+    leader, witness = _pair(sim, "instant", "strict")
+    _after_renewal(sim, leader)
+    assert witness.control
+    assert leader.control
+    witness.control.down.stalled_until = sim.core.now + TTL
+    sim.run_until(lambda: witness._control_ask is not None, TTL, "the witness asks something")
+    _after_renewal(sim, leader)
+    token = leader.protocol.roles.holding["r"]
+    sim.server.terminate(leader.control)
+    leader.link.block(*BOTH)
+    sim.run(0.2)
+    witness.link.typical_s = (0.2, 0.3)
+    witness.control.down.unstall()
+    sim.server.immediate_stop(0.3)
+    sim.run(0.3)
+    leader.link.heal()
+    sim.run(4.0)
+    sim.expect(leader.protocol.roles.holding.get("r") == token, "the term goes on after the restart")
+
+
+@scenario()
+def fast_stop(sim: Simulation) -> None:
+    """A fast stop frees the leader's sentinel while the witness's connections still work."""
+    leader, witness = _pair(sim, "instant", "instant")
+    for number in range(3):
+        sim.node(f"other{number}", ttl=TTL)
+    _after_renewal(sim, leader)
+    token = leader.protocol.roles.holding["r"]
+    sim.server.fast_stop(0.5, 0.5, last=(witness,))
+    sim.run(4.0)
+    sim.expect(leader.believes("r"), "the same node leads after a short restart")
+    sim.expect(leader.protocol.roles.holding["r"] == token, "under the same token")
+
+
+@scenario()
+def short_restart(sim: Simulation) -> None:
+    """A short restart, after which the leader is the last to come back."""
+    kind = sim.core.chance.choice(("instant", "strict"))
+    leader, _ = _pair(sim, kind, "instant")
+    _after_renewal(sim, leader)
+    token = leader.protocol.roles.holding["r"]
+    leader.link.typical_s = (0.3, 0.4)
+    sim.server.immediate_stop(1.0)
+    sim.run(5.0)
+    sim.expect(leader.believes("r"), "the same node leads after a short restart")
+    sim.expect(leader.protocol.roles.holding["r"] == token, "under the same token")
+
+
+@scenario()
+def strict_leader_cut(sim: Simulation) -> None:
+    """A strict leader's connection is cut among instant nodes: nobody may act on that."""
+    leader, _ = _pair(sim, "strict", "instant")
+    _after_renewal(sim, leader)
+    assert leader.control
+    sim.server.terminate(leader.control)
+    leader.link.block(*BOTH)
+    sim.run(0.5 * TTL)
+    sim.expect(leader.believes("r"), "a strict leader trusts its lease")
+    sim.run(TTL)
+    leader.link.heal()
+    sim.calm(2 * TTL)
+
+
+@scenario()
+def instant_leader_cut(sim: Simulation) -> None:
+    """A living instant leader's connection is cut; it hears at once, and cannot reconnect for a while."""
+    leader, witness = _pair(sim, "instant", "instant")
+    assert leader.control
+    sim.server.terminate(leader.control)
+    leader.link.block(*BOTH)
+    sim.elect("r", witness, 0.5)
+    sim.run(1.0)
+    leader.link.heal()
+    sim.run(TTL)
+    sim.expect(witness.believes("r"), "the successor leads on")
+
+
+@scenario()
+def partition(sim: Simulation) -> None:
+    """The leader is cut off, both ways or one way, and the server lets go of it in its own time."""
+    leader, witness = _pair(sim, "instant", "instant")
+    _after_renewal(sim, leader)
+    leader.link.block(*sim.core.chance.choice((BOTH, BOTH, (TO_SERVER,), (TO_CLIENT,))))
+    sim.elect("r", witness, 1.3 * TTL)
+    leader.link.heal()
+    sim.run(TTL)
+    sim.calm(TTL)
+
+
+@scenario(max_ttl=12.0)
+def lagging_promotion(sim: Simulation) -> None:
+    """A promoted replica lacks some terms, and the memberships under which they were held."""
+    nodes = [sim.node(f"n{number}", "r", ttl=2.0) for number in range(3)]
+    sim.run(3.0)
+    sim.server.promotion(8.0, 0.1, silent=False)
+    for _ in range(3):
+        leader = sim.oracles.leader("r")
+        if leader:
+            leader.crash()
+            sim.run(1.0)
+            leader.restart()
+        sim.run(1.0)
+    sim.run(4.0)
+    sim.expect(all(node.alive for node in nodes), "everybody is back")
+    sim.calm(20.0)
+
+
+@scenario()
+def fenced_stream(sim: Simulation) -> None:
+    """A dead leader's application goes on writing, in transactions that overlap."""
+    leader, _ = _pair(sim, "instant", "instant")
+    token, member = leader.protocol.roles.holding["r"], leader.protocol.member_id
+    end = sim.core.now + 40.0
+
+    def write() -> None:
+        if sim.core.now < end:
+            sim.server.begin("r", token, member or "", TTL, 1.0)
+            sim.core.after(0.4, write)
+
+    write()
+    sim.run(3.0)
+    died_at = sim.core.now
+    leader.crash()
+    sim.run(5.0)
+    gap = sim.oracles.next_term_after("r", died_at)
+    sim.expect(gap is not None and gap < 2.0, f"somebody leads 2 s after a death, in spite of open transactions: {gap}")
+    sim.expect(sim.oracles.commits > 3, "fenced transactions commit")
+
+
+@scenario(max_ttl=20.0)
+def stale_fence_after_promotion(sim: Simulation) -> None:
+    """A term that ended on the lost host looks alive on the promoted replica: its writes must not pass."""
+    leader, witness = _pair(sim, "instant", "instant")
+    token, member = leader.protocol.roles.holding["r"], leader.protocol.member_id
+    sim.server.promotion(2.0, 0.05, silent=True)
+    leader.crash(host=True)
+    assert leader.control
+    sim.server.terminate(leader.control)
+    sim.elect("r", witness, 1.0)
+    sim.run(2.1)
+    for _ in range(10):
+        sim.server.begin("r", token, member or "", TTL, 0.1)
+        sim.run(0.5)
+    sim.calm(60.0)
+
+
+@scenario()
+def long_pause(sim: Simulation) -> None:
+    """A leader without rivals sleeps past its trust: the term has lapsed, and it needs a new one."""
+    leader = sim.node("leader", "r", ttl=TTL, takeover=sim.core.chance.choice(("instant", "strict")))
+    token = sim.elect("r", leader)
+    _after_renewal(sim, leader)
+    leader.pause()
+    sim.run(1.4 * TTL)
+    sim.expect(not leader.believes("r"), "who wakes after its trust reads False at once")
+    leader.resume()
+    sim.calm(TTL)
+    sim.expect(leader.protocol.roles.holding["r"] > token, "a term that lapsed is acquired anew")
+
+
+@scenario()
+def pause_across_an_answer(sim: Simulation) -> None:
+    """A leader sleeps past its deadline, and finds the answer to a renewal waiting when it wakes."""
+    leader = sim.node("leader", "r", ttl=TTL, takeover="strict")
+    sim.elect("r", leader)
+    _after_renewal(sim, leader)
+    asked = lambda: isinstance(leader._control_ask, asks.Renew)  # noqa: E731
+    sim.run_until(asked, TTL, "the next renewal", step=0.0001)
+    trusted_s = leader.clock.true(leader.protocol.trusted_until) - sim.core.now
+    leader.pause()
+    sim.run(trusted_s + 0.05 * TTL)
+    leader.resume()
+    sim.calm(TTL)
+
+
+@scenario()
+def late_acquire(sim: Simulation) -> None:
+    """The answer to an acquire comes after trust has lapsed: nothing is announced that is not believed."""
+    leader = sim.node("leader", "r", ttl=TTL, takeover="strict")
+    sim.elect("r", leader)
+    _after_renewal(sim, leader)
+    sim.run(0.12 * TTL)
+    leader.stand("s")
+    asked = lambda: isinstance(leader._control_ask, asks.Acquire)  # noqa: E731
+    sim.run_until(asked, 1.0, "the acquire", step=0.0001)
+    assert leader.control
+    trusted_s = leader.clock.true(leader.protocol.trusted_until) - sim.core.now
+    leader.control.down.stalled_until = sim.core.now + trusted_s + 0.04 * TTL
+    sim.run(TTL)
+    sim.calm(TTL)
+
+
+@scenario()
+def clock_drift(sim: Simulation) -> None:
+    """The leader's clock is as slow as permitted, the witness's as fast, and the leader is cut off."""
+    leader = sim.node("leader", "r", ttl=60.0, takeover="strict", rate=1 - timing.DRIFT)
+    sim.elect("r", leader)
+    witness = sim.node("witness", "r", ttl=60.0, takeover="strict", rate=1 + timing.DRIFT)
+    sim.run(20.0)
+    before = leader.protocol.trusted_until
+    sim.run_until(lambda: leader.protocol.trusted_until > before, 20.0, "a renewal", step=0.001)
+    leader.link.block(*BOTH)
+    sim.elect("r", witness, 64.0)
+
+
+@scenario()
+def lost_acquire(sim: Simulation) -> None:
+    """The reply to an acquire is lost with its connection: the term is adopted once, and not acquired twice."""
+    leader = sim.node("leader", "r", ttl=TTL, takeover="strict")
+    sim.elect("r", leader)
+    leader.stand("s")
+    asked = lambda: isinstance(leader._control_ask, asks.Acquire)  # noqa: E731
+    sim.run_until(asked, 1.0, "the acquire", step=0.0001)
+    assert leader.control
+    leader.control.down.stalled_until = sim.core.now + TTL
+    sim.run(0.01)
+    leader.control.down.unstall()
+    sim.server.end(leader.control, "cut")
+    leader.connection_closed(leader.control)
+    sim.run(TTL)
+    sim.calm(TTL)
+
+
+@scenario()
+def two_die_one_after_the_other(sim: Simulation) -> None:
+    """The proof of a second death comes while the end of the first is under way: it must not be forgotten."""
+    leader = sim.node("leader", "r", ttl=TTL)
+    sim.elect("r", leader)
+    others = [sim.node(name, "r", ttl=TTL) for name in ("one", "two")]
+    sim.run(3.0)
+    ring = sorted(sim.nodes, key=lambda node: node.protocol.member_id or "")
+    witness = next(node for node in others if ring[ring.index(node) - 1] is not leader)
+    next(node for node in others if node is not witness).crash()
+    asked = lambda: isinstance(witness._control_ask, asks.End)  # noqa: E731
+    sim.run_until(asked, 1.0, "the witness ends the first", step=0.0001)
+    assert witness.control
+    witness.control.down.stalled_until = sim.core.now + 0.1
+    died_at = sim.core.now
+    leader.crash()
+    sim.run(0.3)
+    gap = sim.oracles.next_term_after("r", died_at)
+    sim.expect(gap is not None, "the second death is acted upon as soon as the first")

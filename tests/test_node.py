@@ -1,0 +1,322 @@
+"""The node: starting, leading in a block or a loop, closing; and what it does where it cannot."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import resource
+import socket
+import threading
+import time
+
+import pytest
+
+import tenure
+from tenure import ConfigError, LeadershipLost, NodeClosed, StoreUnavailable, WaitTimeout
+from tests.desk import Desk, Nodes, execute, until
+from tests.servers import free_port
+
+CANARY = "c4n4ry+s3cret"
+
+
+# --- leading ------------------------------------------------------------------------------------------------
+
+
+def test_lead_waits_its_turn_and_resigns_on_leaving(store_url):
+    with Nodes(store_url, ttl=30) as nodes:
+        first, second = nodes("first"), nodes("second")
+        led = queue.Queue()
+
+        def follow():
+            with second.lead("r") as term:
+                led.put(term.token)
+
+        with first.lead("r") as term:
+            assert term.token == 1
+            thread = threading.Thread(target=follow)
+            thread.start()
+            until(lambda: len(first.election("r").candidates()) == 2, "the other one standing")
+            assert led.empty()
+        assert led.get(timeout=20) == 2
+        thread.join()
+        assert not term.valid
+
+
+def test_lead_gives_up_after_its_timeout(store_url):
+    with Nodes(store_url) as nodes:
+        leader, other = nodes("leader"), nodes("other")
+        with leader.lead("r"):
+            with pytest.raises(WaitTimeout), other.lead("r", timeout=0.1):
+                pytest.fail("the role is taken")
+            until(lambda: len(leader.election("r").candidates()) == 1, "the candidacy ended with the wait")
+
+
+def test_lead_reports_a_lost_term_on_leaving(store_url):
+    with Nodes(store_url, ttl=1) as nodes, Desk(store_url) as desk:
+        node = nodes("a")
+
+        def lead():
+            with node.lead("r") as term:
+                until(lambda: desk.end(term.member_id), "ended")
+                assert term.wait_lost(20)
+
+        with pytest.raises(LeadershipLost, match="the membership was ended"):
+            lead()
+
+
+def test_exception_of_the_block_is_the_one_that_is_raised(store_url):
+    with Nodes(store_url) as nodes:
+        node = nodes("a")
+        with pytest.raises(ZeroDivisionError), node.lead("r") as term:
+            term.resign() or 1 / 0
+        with node.lead("r", timeout=20) as term:
+            assert term.token == 2
+
+
+def test_terms_yields_each_term_once(store_url):
+    with Nodes(store_url, ttl=30) as nodes:
+        node = nodes("a")
+        tokens = []
+        for term in node.terms("r"):
+            tokens.append(term.token)
+            if len(tokens) == 3:
+                break
+            with term:
+                term.ensure()
+        assert tokens == [1, 2, 3]
+        assert term.lost_reason == "resigned", "on leaving the loop"
+
+
+def test_term_block_swallows_its_own_loss_and_nothing_else(store_url):
+    with Nodes(store_url) as nodes:
+        terms = nodes("a").terms("r")
+        with next(terms) as term:
+            term.resign()
+            term.ensure()
+        with pytest.raises(ZeroDivisionError), next(terms) as term:
+            term.token / 0
+        terms.close()
+
+
+def test_terms_end_with_the_node(store_url):
+    with Nodes(store_url) as nodes:
+        node = nodes("a")
+        tokens = queue.Queue()
+
+        def loop():
+            for term in node.terms("r"):
+                tokens.put(term.token)
+            tokens.put("over")
+
+        thread = threading.Thread(target=loop)
+        thread.start()
+        assert tokens.get(timeout=20) == 1
+        node.close()
+        assert tokens.get(timeout=20) == "over"
+        thread.join()
+
+
+def test_many_nodes_live_in_one_process(store_url):
+    with Nodes(store_url, ttl=30) as nodes:
+        roles = [f"r{number}" for number in range(8)]
+        running = {role: nodes(f"node-of-{role}") for role in roles}
+        assert [running[role].election(role).wait(20).token for role in roles] == [1] * 8
+        assert len({node.member_id for node in running.values()}) == 8
+
+
+# --- starting and closing -----------------------------------------------------------------------------------
+
+
+def test_node_that_does_not_run_says_so(store_url):
+    node = tenure.Node(store_url, name="a")
+    with pytest.raises(NodeClosed, match=r"not running: use it inside `with`, or call start\(\)"):
+        node.election("r")
+    assert node.member_id is None
+    with node:
+        election = node.election("r")
+        election.wait(20)
+        with pytest.raises(NodeClosed, match="was started before"):
+            node.start()
+        assert election.is_leader, "the second start hurt nobody"
+    node.close()
+    for call in (election.wait, election.leader, election.candidates, election.history, election.withdraw):
+        with pytest.raises(NodeClosed, match="make a new one"):
+            call()
+    with pytest.raises(NodeClosed):
+        election.events()
+    with pytest.raises(NodeClosed):
+        node.start()
+    assert not election.is_leader
+
+
+def test_waiting_ends_when_the_node_is_closed(store_url):
+    with Nodes(store_url) as nodes:
+        _, stands = nodes.pair("r")
+        raised = queue.Queue()
+
+        def wait():
+            try:
+                stands.wait()
+            except NodeClosed as error:
+                raised.put(error)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        nodes._started[1].close()
+        assert isinstance(raised.get(timeout=20), NodeClosed)
+        thread.join()
+
+
+def test_node_may_be_closed_from_its_own_callback(sqlite_url):
+    node = tenure.Node(sqlite_url, name="closing").start()
+    closed = threading.Event()
+
+    def close(_):
+        node.close()
+        closed.set()
+
+    node.election("r").on_event(close)
+    assert closed.wait(20)
+    until(lambda: not [thread for thread in threading.enumerate() if "-closing" in thread.name], "threads")
+
+
+def test_name_and_place_show_but_never_the_url(postgres_server):
+    url = postgres_server.url().replace("postgres@", f"postgres:{CANARY}@")
+    node = tenure.Node(url, name="worker-1", namespace="jobs", ttl=5)
+    assert (node.name, node.namespace, node.ttl) == ("worker-1", "jobs", 5.0)
+    assert repr(node) == "<Node 'worker-1' namespace='jobs' on postgresql>"
+    assert CANARY not in repr(vars(node)) + repr(vars(node._engine)) + repr(vars(node._engine.backend))
+
+
+def test_database_that_is_down_is_an_error_at_once_and_without_the_password():
+    url = f"postgresql://someone:{CANARY}@127.0.0.1:{free_port()}/app"
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable, match="cannot connect to") as error:
+        tenure.Node(url).start()
+    assert time.monotonic() - began < 5
+    assert CANARY not in str(error.value) + repr(error.value) + repr(error.value.__cause__) + repr(error.value.args)
+    assert error.value.__suppress_context__
+
+
+def test_wrong_password_is_not_repeated(make_postgres_server):
+    server = make_postgres_server(fsync=False, password="right")
+    url = server.url().replace(":right@", f":{CANARY}@")
+    with pytest.raises(StoreUnavailable) as error:
+        tenure.Node(url).start()
+    assert CANARY not in str(error.value)
+    with tenure.Node(server.url()) as node:
+        assert node.election("r").wait(20)
+
+
+def test_server_that_never_answers_is_an_error_after_the_connect_timeout(monkeypatch):
+    monkeypatch.setattr("tenure.postgres.CONNECT_TIMEOUT_S", 2)  # libpq's least
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(StoreUnavailable, match="timeout"):
+            tenure.Node(f"postgresql://me:{CANARY}@127.0.0.1:{silent.getsockname()[1]}/app").start()
+
+
+def test_file_that_cannot_be_opened_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(StoreUnavailable, match="cannot open"):
+        tenure.Node(f"sqlite:///{tmp_path}/file/tenure.db").start()
+    (tmp_path / "other.db").write_text("not a database, but long enough to be taken for one" * 100)
+    with pytest.raises(StoreUnavailable, match="not a database"):
+        tenure.Node(f"sqlite:///{tmp_path}/other.db").start()
+
+
+def test_node_waits_for_its_database_where_it_is_told_to(make_postgres_server):
+    server = make_postgres_server(fsync=False)
+    url = server.create_database()
+    server.stop()
+    node = tenure.Node(url, start="wait")
+    starting = threading.Thread(target=node.start)
+    starting.start()
+    with contextlib.closing(node):
+        assert starting.is_alive()
+        server.start()
+        starting.join(20)
+        assert node.election("r").wait(20).token == 1
+
+
+def test_node_that_waits_for_its_database_can_be_closed():
+    node = tenure.Node(f"postgresql://127.0.0.1:{free_port()}/app", start="wait")
+    outcome = queue.Queue()
+
+    def start():
+        try:
+            node.start()
+        except NodeClosed as error:
+            outcome.put(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    until(lambda: node._engine.running, "started")
+    node.close()
+    assert isinstance(outcome.get(timeout=20), NodeClosed)
+    thread.join()
+
+
+def test_ttl_above_the_namespaces_largest_is_refused(store_url):
+    with Nodes(store_url) as nodes:
+        nodes("a", ttl=60)
+        with pytest.raises(ConfigError, match="ttl=61 is above the largest permitted in namespace 'default', 60"):
+            tenure.Node(store_url, ttl=61).start()
+        nodes("b", ttl=120, namespace="slow")
+        nodes("c", ttl=119, namespace="slow")
+
+
+def test_namespaces_do_not_see_each_other(store_url):
+    with Nodes(store_url) as nodes:
+        one, other = (nodes("same name", namespace=namespace).election("r") for namespace in ("one", "other"))
+        assert one.wait(20).token == other.wait(20).token == 1
+        assert len(one.candidates()) == len(other.candidates()) == 1
+        assert one.leader().member_id != other.leader().member_id
+        one.resign()
+        assert one.wait(20).token == 2
+        assert [record.token for record in other.history()] == [1]
+
+
+def test_strict_and_lease_nodes_lead_too(store_url):
+    with Nodes(store_url, ttl=30) as nodes:
+        strict, lease = nodes("strict", takeover="strict"), nodes("lease", mode="lease")
+        assert strict.election("r").wait(20)
+        lease.election("r")
+        until(lambda: len(strict.election("r").candidates()) == 2, "both standing")
+        began = time.monotonic()
+        strict.close()
+        assert lease.election("r").wait(20).token == 2
+        assert time.monotonic() - began < 5, "a clean leave needs no sentinel"
+
+
+def test_node_works_in_a_process_with_a_thousand_open_files(store_url):
+    """Descriptors above 1023 are more than select() can wait for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 1300:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1300), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with Nodes(store_url, ttl=1) as nodes:
+            leads, stands = nodes.pair("r")
+            assert not leads.term.wait_lost(2)
+            leads.resign()
+            assert stands.wait(20).token == 2
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_connection_that_an_administrator_ends_costs_the_term_at_once_and_comes_back(every_postgres_url):
+    url = every_postgres_url
+    with Nodes(url, ttl=30) as nodes:
+        election = nodes("a").election("r")
+        term = election.wait(20)
+        execute(
+            url, "select pg_terminate_backend(pid) from pg_stat_activity where application_name ~ '^tenure control'"
+        )
+        assert term.wait_lost(20)
+        assert term.lost_reason == "the connection was cut"
+        assert election.wait(20).token == 2

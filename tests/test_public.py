@@ -1,0 +1,214 @@
+"""What users see: the public names, their words, the weight of the import, and the layers behind them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+import tenure
+
+REPOSITORY = Path(__file__).parents[1]
+SOURCES = sorted((REPOSITORY / "src" / "tenure").rglob("*.py"))
+
+PUBLIC = {
+    *("Node", "Election", "Term", "Transaction"),
+    *("Event", "Elected", "Suspended", "Resumed", "Deposed", "LeaderChanged"),
+    *("Candidate", "LeaderInfo", "TermRecord"),
+    *("TenureError", "ConfigError", "StoreUnavailable", "PoolerDetected", "WaitTimeout", "NodeClosed"),
+    *("NotLeader", "LeadershipLost", "Fenced"),
+    "__version__",
+}
+
+LAYERS = (
+    # From values up to facades. A module may import from rows above its own, and from its own row.
+    {"version", "errors", "timing", "clock", "events", "asks", "dialects"},
+    {"statements", "session", "settings", "candidacy", "observation"},
+    {"protocol", "schema", "store", "watch"},
+    {"values", "postgres", "sqlite", "advisory"},
+    {"connections", "backends", "dispatch"},
+    {"engine"},
+    {"term", "election"},
+    {"node"},
+    {"__init__"},
+)
+DRIVERS_AND_FRAMEWORKS = {"psycopg", "pymysql", "asyncpg", "sqlalchemy", "django", "asyncio", "anyio", "trio"}
+
+
+# --- names --------------------------------------------------------------------------------------------------
+
+
+def test_public_names_are_these_and_no_others():
+    assert set(tenure.__all__) == PUBLIC
+    assert list(tenure.__all__) == sorted(tenure.__all__)
+    assert all(hasattr(tenure, name) for name in PUBLIC)
+
+
+def public_things():
+    """Every public name, and what users may call or read on it."""
+    for name in sorted(PUBLIC - {"__version__", "Event"}):
+        thing = getattr(tenure, name)
+        yield name, thing
+        for attribute, member in vars(thing).items():
+            if attribute.startswith("_") or isinstance(
+                member, (str, int, float, type(None), types.MemberDescriptorType)
+            ):
+                continue
+            yield f"{name}.{attribute}", member
+
+
+@pytest.mark.parametrize(
+    ("name", "thing"), list(public_things()), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_every_public_name_says_what_it_promises(name, thing):
+    documentation = inspect.getdoc(thing) or ""
+    assert documentation, f"{name} has no docstring"
+    assert not documentation.startswith(f"{name.rpartition('.')[2]}("), f"{name} has only what dataclasses make up"
+    assert documentation.rstrip()[-1] in ".:`", f"{name}: a sentence ends with a full stop"
+
+
+def test_version_is_that_of_the_distribution():
+    from importlib.metadata import version
+
+    assert tenure.__version__ == version("tenure")
+
+
+def test_type_hints_of_the_public_methods_resolve():
+    import typing
+
+    for thing in (tenure.Node, tenure.Election, tenure.Term, tenure.Transaction):
+        for name, member in vars(thing).items():
+            if inspect.isfunction(member) and not name.startswith("_"):
+                names = {"Self": typing.Any, "Election": tenure.Election}
+                typing.get_type_hints(inspect.unwrap(member), localns=names)
+
+
+# --- layers -------------------------------------------------------------------------------------------------
+
+
+def imports_of(path):
+    """The modules of ours that a file imports at its top level, and those that it imports late or for types only."""
+    tree = ast.parse(path.read_text())
+    typing_only = [node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    excused = {id(inner) for block in typing_only for inner in ast.walk(block)}
+    for node in ast.walk(tree):
+        if id(node) in excused or not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif node.module == "tenure":
+            names = [f"tenure.{alias.name}" for alias in node.names]
+        else:
+            names = [node.module or ""]
+        yield from (name.split(".")[1] for name in names if name.startswith("tenure."))
+
+
+def layer_of(module):
+    return next((number for number, layer in enumerate(LAYERS) if module in layer), None)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_imports_point_from_facades_down_to_values(path):
+    own = layer_of(path.stem)
+    assert own is not None, f"{path.stem} needs a place in LAYERS"
+    for module in imports_of(path):
+        assert layer_of(module) is not None, f"{module} needs a place in LAYERS"
+        assert layer_of(module) <= own, f"{path.stem} imports {module}, which is above it"
+
+
+PURE = ("protocol", "candidacy", "observation", "timing", "asks", "events", "statements")
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_protocol_knows_no_clock_no_thread_and_no_database(module):
+    path = REPOSITORY / "src" / "tenure" / f"{module}.py"
+    reached, todo = set(), {path.stem}
+    while todo:
+        reached |= todo
+        todo = {name for one in todo for name in imports_of(path.with_stem(one))} - reached
+    for name in reached:
+        tree = ast.parse(path.with_stem(name).read_text())
+        imported = {
+            alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+        } | {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+        forbidden = {"time", "threading", "socket", "os", "sqlite3", "logging", "secrets", *DRIVERS_AND_FRAMEWORKS}
+        assert not imported & forbidden, f"{module} reaches {name}, which imports {imported & forbidden}"
+
+
+# --- the weight of the import -------------------------------------------------------------------------------
+
+
+def python(program, **arguments):
+    return subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, **arguments
+    ).stdout
+
+
+def test_import_brings_no_driver_and_no_framework():
+    loaded = set(python("import sys, tenure; print(*{name.split('.')[0] for name in sys.modules})").split())
+    assert not loaded & DRIVERS_AND_FRAMEWORKS
+
+
+def test_import_is_light(tmp_path, record_property):
+    """At most seven times as long as Python itself takes to start: the best of several, in turns.
+
+    Compiled beforehand, as an installed package is. A busy machine slows the longer one down more, so it gets three
+    chances to be quiet for a moment.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
+
+    def seconds(program):
+        began = time.perf_counter()
+        python(program, env=environment)
+        return time.perf_counter() - began
+
+    seconds("import tenure")
+    ratios = []
+    while len(ratios) < 3 and not any(ratio < 7 for ratio in ratios):
+        pairs = [(seconds("pass"), seconds("import tenure")) for _ in range(10)]
+        bare, ours = (min(times) for times in zip(*pairs, strict=True))
+        ratios.append(round(ours / bare, 1))
+    record_property("import_ratio", min(ratios))
+    assert min(ratios) < 7
+
+
+# --- the documents ------------------------------------------------------------------------------------------
+
+
+def python_examples(document):
+    return re.findall(r"^```python\n(.*?)^```", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def test_first_example_of_the_readme_runs(tmp_path):
+    readme = REPOSITORY / "README.md"
+    if not readme.exists():
+        pytest.skip("there is no README.md yet")
+    example = python_examples(readme)[0]
+    environment = {"TENURE_URL": f"sqlite:///{tmp_path}/readme.db", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", example],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "document", [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")], ids=lambda path: path.name
+)
+def test_examples_of_the_documents_are_python(document):
+    for example in python_examples(document):
+        compile(example, str(document), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

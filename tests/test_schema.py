@@ -1,0 +1,225 @@
+"""The tables: made by whoever comes first, however many come at once; old and new releases side by side."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import psycopg
+import pytest
+
+import tenure
+from tenure import ConfigError, StoreUnavailable, schema
+from tenure.backends import backend_for
+from tenure.schema import MIGRATIONS, Migration
+from tenure.session import Step
+from tests.desk import Desk, Nodes, connected, execute, until
+
+SECOND = Migration(
+    2,
+    (
+        "alter table {members} add column mood text default 'fine'",
+        "create table {index}weather (day text primary key)".replace("{index}", "{schema}"),
+    ),
+    ("create function {schema}fence2() returns void language sql as ''",),
+)
+
+
+def prepare(url, migrations=MIGRATIONS):
+    """Bring the tables up to date as a node of some release would."""
+    with Desk(url, join=False) as desk:
+        schema.prepare(desk.session, migrations)
+
+
+def at_once(number, action):
+    """Run something on several threads that start together; return what they raised."""
+    barrier, errors = threading.Barrier(number), []
+
+    def run():
+        barrier.wait()
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def test_any_number_of_threads_may_create_the_tables_at_once(store_url):
+    assert at_once(8, lambda: Desk(store_url).close()) == []
+
+
+def test_any_number_of_processes_may_start_on_an_empty_database(store_url):
+    program = "import sys, tenure\nwith tenure.Node(sys.argv[1]) as node: node.election('r')"
+    command = [sys.executable, "-c", program, store_url]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(6)]
+    errors = [process.communicate(timeout=60)[1] for process in processes]
+    assert errors == [""] * 6
+    assert [process.returncode for process in processes] == [0] * 6
+
+
+def test_second_preparation_changes_nothing(store_url):
+    with Desk(store_url) as desk:
+        desk.lead("r")
+        schema.prepare(desk.session)
+        assert desk.acquire("r") == {"r": 2}
+
+
+def test_release_goes_on_beside_the_tables_of_the_next(store_url):
+    """A migration adds; a node that runs already, and one that starts later, know nothing of it and need not."""
+    with Nodes(store_url) as nodes:
+        leads = nodes("old").election("r")
+        leads.wait(20)
+        prepare(store_url, (*MIGRATIONS, SECOND))
+        prepare(store_url, (*MIGRATIONS, SECOND))
+        stands = nodes("old, started later").election("r")
+        until(lambda: len(leads.candidates()) == 2, "both standing")
+        leads.resign()
+        term = stands.wait(20)
+        with term.transaction() as transaction:
+            transaction.execute("select 1")
+        with Desk(store_url) as desk:
+            (rows,) = desk.session.read(Step("select distinct mood from {members}", {}))
+            assert list(rows.rows) == [("fine",)]
+            (version,) = desk.session.read(Step("select name, value from {meta} order by name", {}))
+            assert list(version.rows) == [("oldest", 1), ("version", 2)]
+
+
+def test_tables_that_need_a_newer_release_are_refused(store_url):
+    newest = Migration(3, (), oldest=2)
+    prepare(store_url, (*MIGRATIONS, SECOND, newest))
+    with pytest.raises(ConfigError, match=r"tables are of version 3.*at least version 2; this one knows 1: upgrade"):
+        tenure.Node(store_url).start()
+
+
+def test_failed_migration_leaves_the_tables_as_they_were(store_url):
+    prepare(store_url)
+    broken = Migration(2, ("create table {schema}half (x text)", "this is not SQL"))
+    with Desk(store_url, join=False) as desk:
+        with pytest.raises(Exception, match="syntax error"):
+            schema.prepare(desk.session, (*MIGRATIONS, broken))
+        (version,) = desk.session.read(Step("select value from {meta} where name = 'version'", {}))
+        assert list(version.rows) == [(1,)]
+    prepare(store_url, (*MIGRATIONS, Migration(2, ("create table {schema}half (x text)",))))
+
+
+def test_tables_can_live_in_another_schema(postgres_url):
+    with Nodes(postgres_url) as nodes:
+        here, there = nodes("a", schema="here").election("r"), nodes("b", schema="there").election("r")
+        assert here.wait(20).token == there.wait(20).token == 1
+        with there.term.transaction() as transaction:
+            transaction.execute("select 1")
+        names = execute(postgres_url, "select nspname from pg_namespace where nspname in ('here', 'there', 'tenure')")
+        assert sorted(names) == [("here",), ("there",)]
+
+
+# --- privileges ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def worker(postgres_server, postgres_url):
+    """A database role that may do nothing, and the URL under which it connects."""
+    database = postgres_url.rpartition("/")[2]
+    name = f"worker_{database}"
+    execute(postgres_url, f"create role {name} login")
+    yield name, postgres_server.url(database, user=name)
+    execute(postgres_url, f"drop owned by {name}", f"drop role {name}")
+
+
+def test_role_that_may_only_use_the_tables_is_enough(postgres_url, worker):
+    name, url = worker
+    prepare(postgres_url)
+    execute(
+        postgres_url,
+        f"grant usage on schema tenure to {name}",
+        f"grant select, insert, update, delete on all tables in schema tenure to {name}",
+        "create table ledger (token bigint)",
+        f"grant insert on ledger to {name}",
+    )
+    with Nodes(url) as nodes:
+        leads, stands = nodes.pair("r")
+        with leads.term.transaction() as transaction:
+            transaction.execute("insert into ledger values (%s)", [leads.term.token])
+        leads.resign()
+        assert stands.wait(20).token == 2
+        assert stands.leader().name == "standby"
+
+
+def test_writer_needs_little_to_be_fenced(postgres_url, worker):
+    """The role that writes under a term need not be the one under which the node runs."""
+    name, url = worker
+    with Desk(postgres_url) as desk:
+        claim = desk.lead("r")
+        execute(
+            postgres_url,
+            f"grant usage on schema tenure to {name}",
+            f"grant select on all tables in schema tenure to {name}",
+            f"grant update (request_to) on tenure.roles to {name}",
+        )
+        with connected(url) as connection:
+            from tenure import connections
+
+            connections.fence(connection, claim, 10)
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute("update tenure.roles set token = 7")
+
+
+def test_missing_privileges_are_named(worker):
+    _, url = worker
+    with pytest.raises(StoreUnavailable, match="permission denied"):
+        tenure.Node(url).start()
+
+
+def test_hidden_system_functions_make_every_restart_a_new_server(make_postgres_server):
+    """Hosted servers hide the system identifier; then the start time stands for it, and nothing fails."""
+    server = make_postgres_server(fsync=False)
+    url = server.create_database()
+    prepare(url)
+    execute(
+        url,
+        "create role hosted login",
+        "grant usage on schema tenure to hosted",
+        "grant select, insert, update, delete on all tables in schema tenure to hosted",
+        "revoke execute on function pg_control_system() from public",
+    )
+    hosted = server.url(url.rpartition("/")[2], user="hosted")
+    with Desk(hosted, join=False) as desk:
+        before = desk.opened.server
+        assert before.timeline == 1
+    server.restart()
+    with Desk(hosted, join=False) as desk:
+        assert desk.opened.server.incarnation != before.incarnation
+        assert desk.opened.confirmed.incarnation != desk.opened.server.incarnation, "not trusted yet"
+
+
+def test_settings_of_the_server_and_the_role_do_not_reach_the_node(postgres_url):
+    """Somebody's defaults for everybody: read-only, impatient, cut off when idle."""
+    database = postgres_url.rpartition("/")[2]
+    settings = (
+        "default_transaction_read_only = on",
+        "default_transaction_isolation = 'serializable'",
+        "lock_timeout = '1ms'",
+        "idle_in_transaction_session_timeout = '1ms'",
+        "idle_session_timeout = '500ms'",
+        "search_path = nowhere",
+        "synchronous_commit = off",
+    )
+    execute(postgres_url, *(f"alter database {database} set {setting}" for setting in settings))
+    with Nodes(postgres_url, ttl=1) as nodes:
+        leads, stands = nodes.pair("r")
+        assert not leads.term.wait_lost(1.5)
+        question = Step("select pg_catalog.current_setting('synchronous_commit')", {})
+        assert leads._engine.query(lambda store: store.session.read(question)[0].rows) == [("local",)]
+        leads.resign()
+        assert stands.wait(20).token == 2
+
+
+def test_backends_are_made_without_connecting():
+    settings = tenure.Node("postgresql://nowhere.invalid/app")._settings
+    assert "nowhere.invalid" in repr(backend_for(settings)._connector)

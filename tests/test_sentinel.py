@@ -1,0 +1,247 @@
+"""Sentinels: locks that live and die with their holder, by one interface; an alarm, and never the authority."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tenure.advisory import CLASS_ID, AdvisorySentinel
+from tenure.postgres import PostgresConnector
+from tenure.sqlite import FileSentinel, SqliteConnector
+from tests.desk import Desk, Nodes, connected, execute
+
+KEY = 20_240_229
+
+
+@pytest.fixture
+def make_sentinel(store_url):
+    """Makes sentinels on connections of their own, as the lanes of different nodes have them."""
+    with contextlib.ExitStack() as stack:
+
+        def make():
+            if store_url.startswith("sqlite"):
+                connector = SqliteConnector(store_url.partition(":///")[2], 1.0)
+                session = connector.open()
+                sentinel = FileSentinel(connector.sentinels, session, threading.Event())
+                stack.callback(sentinel.abandon)
+            else:
+                session = PostgresConnector(store_url, "tenure", 30.0, "tests").open("tests", 10.0)
+                sentinel = AdvisorySentinel(session)
+            stack.callback(session.close)
+            sentinel.session = session
+            return sentinel
+
+        yield make
+
+
+def test_sentinel_is_held_by_one_and_seen_by_all(make_sentinel):
+    holder, other = make_sentinel(), make_sentinel()
+    assert holder.hold(KEY)
+    assert not other.hold(KEY)
+    assert holder.standing([KEY, KEY + 1]) >= {KEY}
+    assert KEY in other.standing([KEY])
+    holder.release(KEY)
+    assert other.hold(KEY)
+
+
+def test_wait_ends_when_the_holder_lets_go(make_sentinel):
+    holder, watcher = make_sentinel(), make_sentinel()
+    holder.hold(KEY)
+    watcher.standing([KEY])
+    woken = queue.Queue()
+    thread = threading.Thread(target=lambda: woken.put(watcher.wait(KEY, 30)))
+    thread.start()
+    began = time.monotonic()
+    holder.release(KEY)
+    woken.get(timeout=20)
+    assert time.monotonic() - began < 5
+    thread.join()
+
+
+def test_wait_ends_when_the_holders_connection_does(make_sentinel):
+    holder, watcher = make_sentinel(), make_sentinel()
+    holder.hold(KEY)
+    watcher.standing([KEY])
+    woken = queue.Queue()
+    thread = threading.Thread(target=lambda: woken.put(watcher.wait(KEY, 30)))
+    thread.start()
+    holder.session.close()
+    holder.abandon()  # what the end of a process does to its descriptors
+    woken.get(timeout=20)
+    thread.join()
+    assert KEY not in watcher.standing([KEY])
+
+
+def test_wait_ends_after_its_slice_and_leaves_nothing_held(make_sentinel):
+    holder, watcher, third = make_sentinel(), make_sentinel(), make_sentinel()
+    holder.hold(KEY)
+    watcher.wait(KEY, 0.05)
+    assert KEY in watcher.standing([KEY])
+    holder.release(KEY)
+    watcher.wait(KEY, 0.05)
+    assert third.hold(KEY), "the wait itself keeps nobody from the key"
+
+
+def test_waiting_keeps_nobody_from_taking_the_key_again(make_sentinel):
+    holder, watcher = make_sentinel(), make_sentinel()
+    holder.hold(KEY)
+    thread = threading.Thread(target=watcher.wait, args=[KEY, 0.2])
+    thread.start()
+    assert holder.retake(KEY)
+    thread.join()
+
+
+def test_retake_ends_an_older_connection_and_never_a_newer_one(every_postgres_url):
+    """A request that was delayed on its way must not end the connection that replaced it."""
+    connector = PostgresConnector(every_postgres_url, "tenure", 30.0, "tests")
+    with contextlib.closing(connector.open("old", 10)) as old, contextlib.closing(connector.open("new", 10)) as new:
+        assert AdvisorySentinel(old).hold(KEY)
+        assert AdvisorySentinel(new).retake(KEY)
+        with pytest.raises(psycopg.errors.AdminShutdown):
+            old.connection.execute("select 1")
+        with contextlib.closing(connector.open("newer", 10)) as newer:
+            AdvisorySentinel(new).release(KEY)
+            assert AdvisorySentinel(newer).hold(KEY)
+            assert not AdvisorySentinel(new).retake(KEY)
+            newer.connection.execute("select 1")
+
+
+def test_keys_of_other_databases_do_not_count(postgres_server, postgres_url):
+    """The server's list of locks is one for all databases."""
+    elsewhere = postgres_server.create_database("elsewhere")
+    try:
+        with contextlib.ExitStack() as stack:
+            here, there = (
+                AdvisorySentinel(
+                    stack.enter_context(
+                        contextlib.closing(PostgresConnector(url, "tenure", 30.0, "tests").open("tests", 10))
+                    )
+                )
+                for url in (postgres_url, elsewhere)
+            )
+            assert there.hold(KEY)
+            assert here.standing([KEY]) == set()
+            assert here.hold(KEY)
+            assert here.standing([KEY]) == {KEY}
+    finally:
+        postgres_server.drop_database("elsewhere")
+
+
+@pytest.mark.parametrize(
+    "lock",
+    ["pg_advisory_lock({key})", "pg_advisory_lock({other_class}, {key})", "pg_advisory_lock_shared({class_id}, {key})"],
+)
+def test_other_locks_of_the_same_number_do_not_count(postgres_url, lock):
+    with (
+        connected(postgres_url) as stranger,
+        contextlib.closing(PostgresConnector(postgres_url, "tenure", 30.0, "tests").open("tests", 10)) as session,
+    ):
+        stranger.execute("select " + lock.format(key=KEY, class_id=CLASS_ID, other_class=CLASS_ID + 1))
+        assert AdvisorySentinel(session).standing([KEY]) == set()
+
+
+def test_slice_stays_below_what_the_server_would_log(postgres_server, postgres_url):
+    def slice_with(**settings):
+        with (
+            postgres_server.configured(**settings),
+            contextlib.closing(PostgresConnector(postgres_url, "tenure", 30.0, "tests").open("tests", 10)) as session,
+        ):
+            sentinel = AdvisorySentinel(session)
+            sentinel.standing([])
+            return sentinel.slice_s
+
+    assert slice_with(log_lock_waits=False, log_min_duration_statement=-1) == 1.0
+    assert slice_with(log_lock_waits=True, deadlock_timeout="1s") == pytest.approx(0.8)
+    assert slice_with(log_lock_waits=True, deadlock_timeout="200ms") == pytest.approx(0.16)
+    assert slice_with(log_min_duration_statement=500) == pytest.approx(0.4)
+
+
+# --- squatters ----------------------------------------------------------------------------------------------
+
+
+def keys(url):
+    return [key for (key,) in execute(url, "select sentinel_key from tenure.members where ended_at is null")]
+
+
+def test_squatted_key_of_a_dead_leader_costs_time_and_nothing_else(postgres_url):
+    """Anybody may take any advisory lock. Then only the silence of the dead member counts."""
+    with Desk(postgres_url, ttl=1) as dead, connected(postgres_url, autocommit=True) as squatter:
+        claim = dead.lead("r")
+        (key,) = keys(postgres_url)
+        squatting = threading.Thread(target=squatter.execute, args=[f"select pg_advisory_lock({CLASS_ID}, {key})"])
+        squatting.start()
+        with Nodes(postgres_url, ttl=1) as nodes:
+            election = nodes("heir").election("r")
+            dead.session.close()
+            squatting.join(20)
+            assert not squatting.is_alive()
+            assert election.wait(20).token == claim.token + 1
+
+
+def test_squatted_key_of_a_living_leader_robs_nobody(postgres_url):
+    with Nodes(postgres_url, ttl=1) as nodes, connected(postgres_url, autocommit=True) as squatter:
+        leads, stands = nodes.pair("r")
+        for key in keys(postgres_url):
+            squatter.execute(f"select pg_try_advisory_lock({CLASS_ID}, {key})")
+            squatter.execute(f"select pg_try_advisory_lock_shared({CLASS_ID}, {key})")
+        assert not leads.term.wait_lost(2)
+        assert not stands.is_leader
+
+
+def test_node_whose_key_is_taken_joins_with_another(postgres_url, monkeypatch):
+    with connected(postgres_url, autocommit=True) as squatter, Nodes(postgres_url) as nodes:
+        refused = []
+        hold = AdvisorySentinel.hold
+
+        def squatted_once(sentinel, key):
+            if not refused:
+                refused.append(key)
+                squatter.execute(f"select pg_advisory_lock({CLASS_ID}, {key})")
+            return hold(sentinel, key)
+
+        monkeypatch.setattr(AdvisorySentinel, "hold", squatted_once)
+        assert nodes("a").election("r").wait(20).token == 1
+        assert keys(postgres_url) != refused
+
+
+# --- files --------------------------------------------------------------------------------------------------
+
+
+def sentinel_files(url):
+    return Path(url.partition(":///")[2] + ".sentinels")
+
+
+def test_missing_sentinel_file_proves_nothing(sqlite_url):
+    with Nodes(sqlite_url, ttl=1) as nodes:
+        leads, stands = nodes.pair("r")
+        for file in sentinel_files(sqlite_url).iterdir():
+            file.unlink()
+        assert not leads.term.wait_lost(2)
+        assert not stands.is_leader
+
+
+def test_files_of_the_dead_are_swept_and_those_of_the_living_stay(sqlite_url):
+    from tenure import asks
+
+    with Desk(sqlite_url) as desk, Desk(sqlite_url) as dead:
+        dead.close()
+        assert len(list(sentinel_files(sqlite_url).iterdir())) == 2
+        desk.ask(asks.Tidy())
+        assert len(list(sentinel_files(sqlite_url).iterdir())) == 2, "not ended yet"
+        desk.end(dead.id)
+        desk.ask(asks.Tidy())
+        (left,) = sentinel_files(sqlite_url).iterdir()
+        assert desk.store._key == int(left.stem)
+
+
+def test_sentinels_are_nobody_elses_business(sqlite_url):
+    with Desk(sqlite_url):
+        directory = sentinel_files(sqlite_url)
+        assert directory.stat().st_mode & 0o077 == 0
+        assert [file.stat().st_mode & 0o077 for file in directory.iterdir()] == [0]

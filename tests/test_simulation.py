@@ -1,0 +1,125 @@
+"""Histories with faults, in virtual time. ``make simulate`` runs thousands of seeds; here are some hundred.
+
+A failure prints the seed, the end of its trace, and the command that replays it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tenure import protocol, store
+from tests.simulation.core import Violation
+from tests.simulation.oracles import Oracles
+from tests.simulation.runner import Outcome, run
+from tests.simulation.scenarios import ALL, BOUNDS, CHAOS, STORIES
+from tests.simulation.simulation import Simulation
+
+ROOT = Path(__file__).parent.parent
+
+
+def check(outcome: Outcome) -> Outcome:
+    assert outcome.violation is None, f"{outcome.violation}\n\n{outcome.tail()}\n\n{outcome.replay}"
+    return outcome
+
+
+@pytest.mark.parametrize("sql", [False, True], ids=["model", "sql"])
+@pytest.mark.parametrize("scenario", CHAOS)
+def test_promises_hold_when_everything_goes_wrong(scenario: str, sql: bool) -> None:
+    for seed in range(5 if sql else 40):
+        check(run(scenario, seed, sql=sql))
+
+
+@pytest.mark.parametrize("scenario", STORIES)
+def test_the_story_ends_well_with_any_clocks_and_delays(scenario: str) -> None:
+    for seed in range(100, 108):
+        check(run(scenario, seed))
+
+
+@pytest.mark.parametrize("scenario", BOUNDS)
+def test_somebody_leads_again_within_the_bound(scenario: str) -> None:
+    for seed in range(6):
+        check(run(scenario, seed, sql=seed == 0))
+
+
+def test_old_rows_can_be_deleted_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "KEPT_MEMBERS", 1)
+    monkeypatch.setattr(store, "KEPT_TERMS", 1)
+    monkeypatch.setattr(protocol, "TIDY_EVERY_S", 1.0)
+    for seed in range(8):
+        check(run("everything", seed, sql=True))
+
+
+# The simulator itself ----------------------------------------------------------------------------------------------
+
+
+def test_a_seed_tells_the_same_story_twice() -> None:
+    first, second = run("everything", 7, trace=True), run("everything", 7, trace=True)
+    assert first.trace == second.trace
+    assert first.trace != run("everything", 8, trace=True).trace
+
+
+def test_the_model_and_the_sql_tell_the_same_story() -> None:
+    for seed in range(5):
+        stories = [run("promotion", seed, sql=sql, trace=True).trace for sql in (False, True)]
+        assert [line for line in stories[0] if "server:" in line[1]] == [
+            line for line in stories[1] if "server:" in line[1]
+        ]
+
+
+def test_chaos_is_worth_its_name() -> None:
+    outcomes = [run("everything", seed, trace=True) for seed in range(25)]
+    assert sum(outcome.elections for outcome in outcomes) > 100
+    assert sum(outcome.commits for outcome in outcomes) > 100
+    happened = "\n".join(text for outcome in outcomes for _, text in outcome.trace)
+    faults = ("fast stop", "immediate stop", "promoted", "cut, heard late", "patience", "paused", "crashed", "stalls")
+    events = ("Elected", "Suspended", "Resumed", "Deposed", "silence", "death", "busy=('", "Resume(", "Confirm(")
+    for word in faults + events:
+        assert word in happened, f"{word}: never"
+
+
+def _cut_and_heard_late(takeover: str) -> Oracles:
+    """The one exception: the server's end of a living leader's connection is cut, and the leader does not hear."""
+    sim = Simulation(1, "late")
+    leader = sim.node("leader", "r", takeover=takeover)
+    sim.elect("r", leader)
+    sim.node("witness", "r", takeover=takeover)
+    sim.run(5.0)
+    sim.server.terminate(leader.control, late=30.0)
+    sim.run(15.0)
+    return sim.oracles
+
+
+def test_a_cut_that_is_heard_late_is_the_only_exception_and_only_in_instant_mode() -> None:
+    instant = _cut_and_heard_late("instant")
+    assert instant.exceptions == 1
+    first, second = instant.history["r"]
+    assert 0 < first.end - second.begin <= 10.0, "the TTL bounds it"
+    strict = _cut_and_heard_late("strict")
+    assert strict.exceptions == 0
+    first, second = strict.history["r"]
+    assert first.end < second.begin
+
+
+def test_the_oracle_sees_two_leaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turn the exception off, and the same story is a violation."""
+    monkeypatch.setattr(Oracles, "excepted", lambda *_: False)
+    with pytest.raises(Violation, match="while it leads"):
+        _cut_and_heard_late("instant")
+
+
+def test_the_command_line_runs_seeds_and_replays_one() -> None:
+    def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "tests.simulation", *arguments]
+        return subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
+
+    many = simulate("--seeds", str(2 * len(ALL)), "--processes", "1")
+    assert f"{2 * len(ALL)} seeds, 0 violations" in many.stdout, many.stdout + many.stderr
+    assert many.returncode == 0
+    one = simulate("--seed", "3", "--scenario", "crash-instant")
+    assert "Elected" in one.stdout
+    assert "crash-instant seed 3: no violation" in one.stdout

@@ -1,0 +1,22 @@
+"""Processes that start at the same instant on an empty database: all come up, and one leads."""
+
+from __future__ import annotations
+
+from tests import history
+from tests.cluster import Cluster
+
+COUNT = 8
+
+
+def test_eight_processes_that_start_at_once_elect_one(store_url, tmp_path):
+    with Cluster(store_url, tmp_path, ttl=10, sample_every_s=0.005) as cluster:
+        nodes = cluster.load(*(f"node-{n}" for n in range(COUNT)))
+        at = history.now_ns() + 100_000_000  # everybody has the command by then, and waits for the moment
+        replies = [node.reply(number) for node, number in [(node, node.send(f"start {at}")) for node in nodes]]
+        assert [reply for reply in replies if "error" in reply] == []
+        leader, token = cluster.wait_for_leader()
+        cluster.wait_for_candidates(*nodes)
+        answers = [node.tell("leader") for node in nodes]
+        assert {(answer["name"], answer["token"]) for answer in answers} == {(leader.name, token)}
+        assert [node for node in nodes if node.tell("status")["leader"]] == [leader]
+        assert {belief.token for belief in cluster.history.beliefs()} == {token}

@@ -1,0 +1,303 @@
+"""The store: each ask of the protocol as one short transaction, and every write scoped to whom it speaks for."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import psycopg
+import pytest
+
+from tenure import asks
+from tenure.asks import Server, Verdict
+from tenure.session import Failed, Gone, Step
+from tests.desk import Desk, connected, execute, until
+
+
+def rows(desk, text, **parameters):
+    return list(desk.session.read(Step(text, parameters))[0].rows)
+
+
+def renew(desk, **arguments):
+    return desk.ask(asks.Renew(desk.id, **arguments))
+
+
+# --- membership ---------------------------------------------------------------------------------------------
+
+
+def test_renewal_counts_and_tells_what_is_held(store_url):
+    with Desk(store_url) as desk:
+        desk.acquire("a", "b")
+        standing = renew(desk)
+        assert standing.alive
+        assert sorted((held.role, held.token) for held in standing.held) == [("a", 1), ("b", 1)]
+        assert standing.vacant == ()
+        assert rows(desk, "select renewals from {members}") == [(1,)]
+
+
+def test_renewal_of_an_ended_member_changes_nothing(store_url):
+    with Desk(store_url) as desk, Desk(store_url) as other:
+        desk.lead("r")
+        assert other.end(desk.id)
+        assert not renew(desk).alive
+        assert rows(desk, "select renewals from {members} where id = :id", id=desk.id) == [(0,)]
+        assert desk.acquire("r") == {}
+
+
+def test_end_by_silence_needs_the_count_that_was_watched(store_url):
+    with Desk(store_url) as desk, Desk(store_url) as other:
+        incarnation = desk.opened.server.incarnation
+        renew(other)
+        stale = Verdict(other.id, "silence", incarnation, renewals=0)
+        assert desk.ask(asks.End(desk.id, (stale,))).ids == ()
+        exact = Verdict(other.id, "silence", incarnation, renewals=1)
+        assert desk.ask(asks.End(desk.id, (exact,))).ids == (other.id,)
+        assert desk.ask(asks.End(desk.id, (exact,))).ids == (), "a membership ends once"
+
+
+@pytest.mark.parametrize("wrong", [{"epoch": 1}, {"server_start": "another"}])
+def test_end_by_death_needs_the_sentinel_that_was_seen(store_url, wrong):
+    with Desk(store_url) as desk, Desk(store_url) as other:
+        server = desk.opened.server
+        seen = {"epoch": 0, "server_start": server.start}
+        verdict = Verdict(other.id, "death", server.incarnation, **(seen | wrong))
+        assert desk.ask(asks.End(desk.id, (verdict,))).ids == ()
+        verdict = Verdict(other.id, "death", server.incarnation, **seen)
+        assert desk.ask(asks.End(desk.id, (verdict,))).ids == (other.id,)
+
+
+def test_end_tells_what_became_vacant(store_url):
+    with Desk(store_url) as desk, Desk(store_url) as other:
+        other.acquire("mine too", "only theirs")
+        desk.stand("mine too")
+        verdict = Verdict(other.id, "silence", desk.opened.server.incarnation, renewals=0)
+        ended = desk.ask(asks.End(desk.id, (verdict,)))
+        assert [(vacancy.role, vacancy.token) for vacancy in ended.vacant] == [("mine too", 1)]
+
+
+def test_resuming_takes_a_new_epoch_and_the_new_server(store_url):
+    with Desk(store_url) as desk:
+        desk.lead("r")
+        ((key,),) = rows(desk, "select sentinel_key from {members}")
+        member = asks.Member(desk.id, "desk", 30.0, "instant", key)
+        later = Server("restarted", desk.opened.server.incarnation)
+        standing = desk.ask(asks.Resume(member, later))
+        assert standing.alive
+        assert [held.token for held in standing.held] == [1]
+        assert rows(desk, "select sentinel_epoch, server_start from {members}") == [(1, "restarted")]
+        elsewhere = Server("restarted", "another incarnation")
+        assert not desk.ask(asks.Resume(member, elsewhere)).alive
+
+
+# --- roles --------------------------------------------------------------------------------------------------
+
+
+def test_role_is_acquired_by_one(store_url):
+    with Desk(store_url) as desk, Desk(store_url) as other:
+        assert desk.acquire("r") == {"r": 1}
+        assert other.acquire("r") == {}
+        assert other.acquire("r", patient=True) == {}
+
+
+def test_own_role_is_acquired_anew_with_a_new_token(store_url):
+    """Else a term that lapsed here and stands in the database would be a role that nobody may take, for ever."""
+    with Desk(store_url) as desk:
+        assert [desk.acquire("r")["r"] for _ in range(3)] == [1, 2, 3]
+
+
+def test_tokens_of_roles_are_counted_apart_and_never_go_back(store_url):
+    with Desk(store_url) as desk, Desk(store_url) as other:
+        desk.acquire("a")
+        desk.acquire("a", "b")
+        assert other.end(desk.id)
+        assert other.acquire("a", "b") == {"a": 3, "b": 2}
+        other.ask(asks.Vacate(other.id, "a", 3))
+        assert other.acquire("a") == {"a": 4}
+
+
+def test_floor_lifts_a_token_and_never_lowers_it(store_url):
+    """A promoted replica may lack the last terms; its timeline's floor is above all that they could have been."""
+    timeline = 2**40
+    with Desk(store_url) as desk:
+        assert desk.acquire("r", floor=0) == {"r": 1}
+        assert desk.acquire("r", floor=timeline) == {"r": timeline}
+        assert desk.acquire("r", floor=timeline) == {"r": timeline + 1}
+        assert desk.acquire("r", floor=0) == {"r": timeline + 2}
+        assert desk.acquire("new", floor=timeline) == {"new": timeline}
+
+
+def test_another_system_lifts_the_base_above_every_token(store_url):
+    """After dump and restore, or pg_upgrade, the timeline begins again at 1."""
+    with Desk(store_url) as desk:
+        desk.acquire("r", floor=5 * 2**40)
+        old = desk.opened.confirmed.incarnation
+        system = old.split(":")[0]
+        desk.ask(asks.Confirm(old, Server("start", f"{system}:7", 7)))
+        assert renew(desk).confirmed.incarnation == f"{system}:7"
+        assert renew(desk).confirmed.base == 0, "the same system, a later timeline"
+        desk.ask(asks.Confirm("somebody was quicker", Server("start", "x:1", 1)))
+        assert renew(desk).confirmed.incarnation == f"{system}:7", "only from what was seen"
+        desk.ask(asks.Confirm(f"{system}:7", Server("start", "restored:1", 1)))
+        assert renew(desk).confirmed.base == 5 * 2**40
+
+
+def test_busy_role_delays_only_itself(every_postgres_url):
+    url = every_postgres_url
+    with Desk(url) as desk, connected(url) as blocker:
+        desk.stand("busy", "free")
+        blocker.execute("select 1 from tenure.roles where name = 'busy' for share")
+        answer = desk.ask(asks.Acquire(desk.id, "desk", ("busy", "free"), 0))
+        assert answer == asks.Acquired({"free": 1}, busy=("busy",))
+        assert desk.ask(asks.Acquire(desk.id, "desk", ("busy",), 0, patient=True)).busy == ("busy",)
+        blocker.rollback()
+        assert desk.ask(asks.Acquire(desk.id, "desk", ("busy",), 0, patient=True)).tokens == {"busy": 1}
+
+
+def test_waiting_for_a_busy_role_leaves_no_line_in_the_log(every_postgres_server, every_postgres_url):
+    url = every_postgres_url
+    with Desk(url) as desk, connected(url) as blocker:
+        desk.stand("r")
+        blocker.execute("select 1 from tenure.roles for update")
+        mark = every_postgres_server.log_mark()
+        assert desk.acquire("r", patient=True) == {}
+        assert every_postgres_server.log_lines(mark) == []
+
+
+def test_vacating_marks_first_and_waits_for_open_transactions(every_postgres_url):
+    url = every_postgres_url
+    with Desk(url) as desk, Desk(url) as other, connected(url) as fenced:
+        desk.lead("r")
+        fenced.execute("select 1 from tenure.roles for share")
+        vacate = asks.Vacate(desk.id, "r", 1)
+        assert desk.ask(vacate) == asks.Vacated(done=False)
+        ((resigned,),) = execute(url, "select resigned_at is not null from tenure.terms")
+        assert resigned
+        assert other.acquire("r") == {}
+        fenced.rollback()
+        assert desk.ask(vacate) == asks.Vacated(done=True)
+        assert desk.ask(vacate) == asks.Vacated(done=True)
+        assert other.acquire("r") == {"r": 2}
+
+
+def test_vacating_an_old_term_does_not_touch_the_new_one(store_url):
+    with Desk(store_url) as desk, Desk(store_url) as other:
+        desk.lead("r")
+        other.succeed(desk, "r")
+        assert desk.ask(asks.Vacate(desk.id, "r", 1)).done
+        assert [held.token for held in renew(other).held] == [2]
+
+
+def test_reserved_role_waits_for_its_heir_and_no_longer_than_it_lives(store_url):
+    with Desk(store_url) as desk, Desk(store_url) as heir, Desk(store_url) as other:
+        desk.lead("r")
+        heir.stand("r")
+        desk.ask(asks.Vacate(desk.id, "r", 1, reserved_for=heir.id))
+        assert other.acquire("r") == {}
+        (vacancy,) = renew(other).vacant
+        assert vacancy.reserved_for == heir.id
+        heir.ask(asks.Leave(heir.id))
+        assert renew(other).vacant[0].reserved_for is None
+        assert other.acquire("r") == {"r": 2}
+
+
+def test_reservation_can_be_waited_out(store_url):
+    with Desk(store_url) as desk, Desk(store_url) as heir, Desk(store_url) as other:
+        desk.lead("r")
+        desk.ask(asks.Vacate(desk.id, "r", 1, reserved_for=heir.id))
+        other.stand("r")
+        assert other.ask(asks.Acquire(other.id, "o", ("r",), 0, unreserved=("r",))).tokens == {"r": 2}
+
+
+def test_renewal_says_where_nobody_else_stands(store_url):
+    with Desk(store_url) as desk, Desk(store_url) as other:
+        desk.stand("alone", "contested")
+        other.stand("contested")
+        assert renew(desk, alone_in=("alone", "contested")).alone_in == ("alone",)
+        other.ask(asks.Stand(other.id, (), ("contested",)))
+        assert renew(desk, alone_in=("alone", "contested")).alone_in == ("alone", "contested")
+
+
+def test_namespaces_share_tables_and_nothing_else(store_url):
+    with Desk(store_url, namespace="one") as one, Desk(store_url, namespace="other") as other:
+        assert one.acquire("r") == other.acquire("r") == {"r": 1}
+        assert one.acquire("r") == {"r": 2}
+        assert [leader.token for leader in other.ask(asks.Leaders(("r",))).leaders] == [1]
+        assert {seen.id for seen in watch(one).look(one.id).members} == {one.id}
+
+
+def watch(desk):
+    """The watch lane of the same node."""
+    looking, session = desk.backend.open_watch()
+    desk.close = lambda close=desk.close: (session.close(), close())
+    return looking
+
+
+def test_look_sees_every_member_its_sentinel_and_vacancies(store_url):
+    with Desk(store_url) as desk, Desk(store_url) as other:
+        other.lead("r")
+        desk.stand("r")
+        watching = watch(desk)
+        look = watching.look(desk.id)
+        assert look.server == desk.opened.server
+        assert {(seen.id, seen.sentinel_stands) for seen in look.members} == {(desk.id, True), (other.id, True)}
+        assert not look.vacancy
+        other.store.release()
+        (seen,) = [seen for seen in watching.look(desk.id).members if seen.id == other.id]
+        assert seen.sentinel_stands == store_url.startswith("sqlite"), "a file that is gone proves nothing"
+        desk.end(other.id)
+        assert watching.look(desk.id).vacancy
+        assert watching.perform(asks.Knock(look.server.start)).open
+        assert not watching.perform(asks.Knock("another server")).open
+
+
+# --- when things go wrong -----------------------------------------------------------------------------------
+
+
+def test_failed_statement_rolls_back_and_the_connection_goes_on(store_url):
+    with Desk(store_url) as desk:
+        with pytest.raises(Failed):
+            desk.session.run(
+                Step("update {members} set name = 'changed'", {}), Step("select nonsense from nowhere", {})
+            )
+        assert rows(desk, "select name from {members}") == [(desk.settings.name,)]
+
+
+def test_ended_connection_is_gone_and_not_merely_failed(every_postgres_url):
+    url = every_postgres_url
+    with Desk(url) as desk:
+        with contextlib.suppress(psycopg.Error):
+            execute(url, f"select pg_terminate_backend({desk.session.pid})")
+        with pytest.raises(Gone):
+            renew(desk)
+
+
+def test_statement_that_takes_too_long_fails_and_keeps_the_connection(every_postgres_url):
+    """R0: control never starves; a time-out is not a loss."""
+    with Desk(every_postgres_url, renew_every=0.2) as desk:
+        with pytest.raises(Failed, match="statement timeout"):
+            rows(desk, "select pg_catalog.pg_sleep(5)")
+        assert renew(desk).alive
+
+
+def test_one_connections_wait_is_nobody_elses(postgres_url):
+    """Two lanes, and any number of nodes, share a process: none of them waits for another's answer."""
+    with Desk(postgres_url) as waiting, Desk(postgres_url) as other, connected(postgres_url) as blocker:
+        blocker.execute("select pg_advisory_lock(1)")
+        lock = Step("select pg_catalog.pg_advisory_lock(1)", {})
+
+        def wait():
+            with waiting.session.transaction() as run:
+                run(Step("select pg_catalog.set_config('lock_timeout', '30s', true)", {}))
+                run(Step("select pg_catalog.set_config('statement_timeout', '30s', true)", {}))
+                answered.append(run(lock)[0].rows)
+
+        answered = []
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(lambda: execute(postgres_url, "select 1 from pg_locks where locktype = 'advisory' and not granted"))
+        assert other.acquire("r") == {"r": 1}
+        assert renew(other).alive
+        assert not answered
+        blocker.execute("select pg_advisory_unlock(1)")
+        thread.join(20)
+        assert answered
