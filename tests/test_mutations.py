@@ -288,6 +288,18 @@ MUTATIONS = [
         (("protocol.py", "if v not in ask.verdicts and v.incarnation == here]", "if False]"),),
     ),
     Mutation(
+        "a term is resumed that was never suspended",
+        "acquire-lost-in-a-restart",
+        r"Resumed\(role='s'.* although its term of s was",
+        (
+            (
+                "protocol.py",
+                "for role, token in self.roles.holding.items() if before.get(role) == token]",
+                "for role, token in self.roles.holding.items()]",
+            ),
+        ),
+    ),
+    Mutation(
         "a reservation outlives its member",
         "heir-dies",
         "nobody led",

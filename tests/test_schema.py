@@ -58,10 +58,10 @@ def test_any_number_of_threads_may_create_the_tables_at_once(store_url):
 def test_any_number_of_processes_may_start_on_an_empty_database(store_url):
     program = "import sys, tenure\nwith tenure.Node(sys.argv[1]) as node: node.election('r')"
     command = [sys.executable, "-c", program, store_url]
-    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(6)]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
     errors = [process.communicate(timeout=60)[1] for process in processes]
-    assert errors == [""] * 6
-    assert [process.returncode for process in processes] == [0] * 6
+    assert errors == [""] * 4
+    assert [process.returncode for process in processes] == [0] * 4
 
 
 def test_second_preparation_changes_nothing(store_url):

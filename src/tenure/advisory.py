@@ -71,8 +71,12 @@ from {{members}} m join pg_catalog.pg_stat_activity a on a.datname = pg_catalog.
     + _REGISTERED
     + """
 where m.namespace = :namespace and m.id in {{listed}} and m.ended_at is not null
+  and not exists (select 1 from {{members}} m where m.ended_at is null and"""
+    + _REGISTERED
+    + """)
 """
 )
+"""Not where the node has woken and joined again on the same connections."""
 _OUST = (
     """
 select a.pid, pg_catalog.pg_terminate_backend(a.pid, 500)

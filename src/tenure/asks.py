@@ -26,15 +26,11 @@ the node's own sentinel and does everything that writes; the watch lane only loo
 
 from __future__ import annotations
 
-# Named tuples, and dataclasses only where there is no field (an empty tuple would be false): they are many, and
-# dataclasses take four times as long to make, at every import.
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 
-class Server(NamedTuple):
+@dataclass(frozen=True)
+class Server:
     """Which server this is, as far as it matters to the proof of death and to tokens."""
 
     start: str
@@ -44,7 +40,8 @@ class Server(NamedTuple):
     timeline: int = 1
 
 
-class Confirmed(NamedTuple):
+@dataclass(frozen=True)
+class Confirmed:
     """The namespace's row: the incarnation on which its tables are trusted."""
 
     incarnation: str
@@ -52,7 +49,8 @@ class Confirmed(NamedTuple):
     max_ttl: float
 
 
-class Member(NamedTuple):
+@dataclass(frozen=True)
+class Member:
     """A membership as it is written into its row on joining; only its renewals and epoch change later."""
 
     id: str
@@ -64,7 +62,8 @@ class Member(NamedTuple):
     metadata: str = "{}"
 
 
-class Sighting(NamedTuple):
+@dataclass(frozen=True)
+class Sighting:
     """Another member as one look saw it."""
 
     id: str
@@ -76,7 +75,8 @@ class Sighting(NamedTuple):
     sentinel_stands: bool
 
 
-class Verdict(NamedTuple):
+@dataclass(frozen=True)
+class Verdict:
     """The reason for ending a member, with the guard that must still hold when the end is written.
 
     Silence names the count of renewals that was watched; death names the server and the epoch of the sentinel.
@@ -90,7 +90,8 @@ class Verdict(NamedTuple):
     server_start: str | None = None
 
 
-class Held(NamedTuple):
+@dataclass(frozen=True)
+class Held:
     """A role whose holder is the asking member."""
 
     role: str
@@ -100,7 +101,8 @@ class Held(NamedTuple):
     requested_for: str | None = None
 
 
-class Vacancy(NamedTuple):
+@dataclass(frozen=True)
+class Vacancy:
     """A role that the asking member stands for and nobody living holds."""
 
     role: str
@@ -109,7 +111,8 @@ class Vacancy(NamedTuple):
     """A living member for which the last holder reserved the role."""
 
 
-class Leader(NamedTuple):
+@dataclass(frozen=True)
+class Leader:
     """Who holds a role."""
 
     role: str
@@ -126,7 +129,8 @@ class Open:
     """Connect, and read who the server is."""
 
 
-class Opened(NamedTuple):
+@dataclass(frozen=True)
+class Opened:
     """The connection stands."""
 
     server: Server
@@ -135,7 +139,8 @@ class Opened(NamedTuple):
     """Whether a sentinel on this connection means anything."""
 
 
-class Join(NamedTuple):
+@dataclass(frozen=True)
+class Join:
     """Become a member."""
 
     member: Member
@@ -144,14 +149,16 @@ class Join(NamedTuple):
     """Earlier memberships of this node, to be ended first."""
 
 
-class Joined(NamedTuple):
+@dataclass(frozen=True)
+class Joined:
     """The answer to joining."""
 
     sentinel: bool
     """Whether the sentinel was taken; False if the key belongs to somebody else."""
 
 
-class Renew(NamedTuple):
+@dataclass(frozen=True)
+class Renew:
     """Count one renewal."""
 
     member_id: str
@@ -159,14 +166,16 @@ class Renew(NamedTuple):
     """Roles that the node stands back from: does anybody else stand for them?"""
 
 
-class Resume(NamedTuple):
+@dataclass(frozen=True)
+class Resume:
     """Take up sentinel and row again, after a restart of the server."""
 
     member: Member
     server: Server
 
 
-class Standing(NamedTuple):
+@dataclass(frozen=True)
+class Standing:
     """The answer to a renewal: what this member is and could be."""
 
     alive: bool
@@ -176,21 +185,24 @@ class Standing(NamedTuple):
     confirmed: Confirmed | None = None
 
 
-class End(NamedTuple):
+@dataclass(frozen=True)
+class End:
     """End members that are silent or dead."""
 
     member_id: str
     verdicts: tuple[Verdict, ...]
 
 
-class Ended(NamedTuple):
+@dataclass(frozen=True)
+class Ended:
     """Who was ended, and what became vacant by it."""
 
     ids: tuple[str, ...]
     vacant: tuple[Vacancy, ...] = ()
 
 
-class Stand(NamedTuple):
+@dataclass(frozen=True)
+class Stand:
     """Stand for roles, and withdraw from others."""
 
     member_id: str
@@ -198,7 +210,8 @@ class Stand(NamedTuple):
     withdrawn: tuple[str, ...] = ()
 
 
-class Acquire(NamedTuple):
+@dataclass(frozen=True)
+class Acquire:
     """Take vacant roles, in one batch."""
 
     member_id: str
@@ -211,15 +224,17 @@ class Acquire(NamedTuple):
     """Wait for the rows' locks for a moment instead of skipping rows that are locked."""
 
 
-class Acquired(NamedTuple):
+@dataclass(frozen=True)
+class Acquired:
     """Which roles were taken, and under which tokens."""
 
-    tokens: Mapping[str, int] = MappingProxyType({})
+    tokens: dict[str, int] = field(default_factory=dict)
     busy: tuple[str, ...] = ()
     """Roles whose row is locked by an open transaction."""
 
 
-class Vacate(NamedTuple):
+@dataclass(frozen=True)
+class Vacate:
     """Mark a term resigned, then give its role up."""
 
     member_id: str
@@ -228,27 +243,31 @@ class Vacate(NamedTuple):
     reserved_for: str | None = None
 
 
-class Vacated(NamedTuple):
+@dataclass(frozen=True)
+class Vacated:
     """Whether the role was given up."""
 
     done: bool
     """False while a fenced transaction is still open."""
 
 
-class Confirm(NamedTuple):
+@dataclass(frozen=True)
+class Confirm:
     """Write down that the tables of this server are trusted from now on."""
 
     old: str
     server: Server
 
 
-class Leaders(NamedTuple):
+@dataclass(frozen=True)
+class Leaders:
     """Ask who holds some roles."""
 
     roles: tuple[str, ...]
 
 
-class LeadersAre(NamedTuple):
+@dataclass(frozen=True)
+class LeadersAre:
     """Who holds them."""
 
     leaders: tuple[Leader, ...]
@@ -259,7 +278,8 @@ class Tidy:
     """Delete old history and old memberships."""
 
 
-class Leave(NamedTuple):
+@dataclass(frozen=True)
+class Leave:
     """End the own membership."""
 
     member_id: str
@@ -283,7 +303,8 @@ class Watching:
     """The watch connection stands."""
 
 
-class Look(NamedTuple):
+@dataclass(frozen=True)
+class Look:
     """Wait for a sentinel, then look at everybody."""
 
     member_id: str
@@ -292,7 +313,8 @@ class Look(NamedTuple):
     seconds: float
 
 
-class Looked(NamedTuple):
+@dataclass(frozen=True)
+class Looked:
     """What one look saw."""
 
     server: Server
@@ -303,25 +325,29 @@ class Looked(NamedTuple):
     """How long the next wait may be without leaving a line in the server's log."""
 
 
-class Knock(NamedTuple):
+@dataclass(frozen=True)
+class Knock:
     """Ask for a fresh connection, to see whether this server is still open for business."""
 
     server_start: str
 
 
-class Knocked(NamedTuple):
+@dataclass(frozen=True)
+class Knocked:
     """Whether it was."""
 
     open: bool
 
 
-class Evict(NamedTuple):
+@dataclass(frozen=True)
+class Evict:
     """Terminate the connections of members that were ended by silence."""
 
     member_ids: tuple[str, ...]
 
 
-class Unblock(NamedTuple):
+@dataclass(frozen=True)
+class Unblock:
     """End abandoned transactions that keep a role from being acquired."""
 
     roles: tuple[str, ...]

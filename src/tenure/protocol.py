@@ -96,11 +96,12 @@ class _Backoff:
     """When to try again: at once, then later and later, with jitter so that nodes do not march in step."""
 
     chance: random.Random
+    longest_s: float
     at: float = LONG_AGO
     _failures: int = 0
 
     def failed(self, now: float) -> None:
-        pause = min(1.0, RETRY_S * 2**self._failures)
+        pause = min(self.longest_s, RETRY_S * 2**self._failures)
         self.at = now + pause * (0.5 + 0.5 * self.chance.random())
         self._failures = min(self._failures + 1, 10)
 
@@ -130,8 +131,8 @@ class Protocol:
         self._control_open = False
         self._proven = False
         self._sent = LONG_AGO
-        self._reopen = _Backoff(self._chance)
-        self._retry = _Backoff(self._chance)
+        self._reopen = _Backoff(self._chance, min(1.0, settings.ttl / 20))
+        self._retry = _Backoff(self._chance, 1.0)
         self._server: Server | None = None
         self._sentinels = settings.sentinels
         self._confirmed: Confirmed | None = None
@@ -144,7 +145,7 @@ class Protocol:
         self._leaders_stale = False
 
         self._watch_open = False
-        self._rewatch = _Backoff(self._chance)
+        self._rewatch = _Backoff(self._chance, 1.0)
         self._observation = Observation()
         self._slice_s = timing.SLICE_S
         self._look_at_once = True
@@ -484,9 +485,11 @@ class Protocol:
         self._extend()
         if standing.confirmed:
             self._see_confirmed(standing.confirmed, now)
+        before = dict(self.roles.holding)
         self.roles.reconcile(standing.held, now, trusted=self._trusted(now))
-        if resumed:
-            self.news.extend(Resumed(role, token) for role, token in self.roles.holding.items())
+        if resumed:  # but a term that was adopted just now begins, and was never suspended
+            kept = [(role, token) for role, token in self.roles.holding.items() if before.get(role) == token]
+            self.news.extend(Resumed(role, token) for role, token in kept)
         self.roles.consider(standing.vacant, standing.alone_in, self._member.id, now)
         self._leaders_stale = True
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 JOIN = """
 insert into {members} (namespace, id, name, host, pid, version, metadata, takeover, ttl_ms, renewals,
                        sentinel_key, sentinel_epoch, server_start, incarnation,
-                       control_pid, control_start, joined_at, renewed_at)
+                       control_pid, control_start, watch_pid, watch_start, joined_at, renewed_at)
 values (:namespace, :id, :name, :host, :pid, :version, :metadata, :takeover, :ttl_ms, 0,
-        :key, 0, :server_start, :incarnation, :control_pid, :control_start, {now}, {now})
+        :key, 0, :server_start, :incarnation, :control_pid, :control_start, :watch_pid, :watch_start, {now}, {now})
 """
 
 RENEW = """
@@ -29,6 +29,7 @@ where id = :id and ended_at is null
 RESUME = """
 update {members}
 set renewals = renewals + 1, renewed_at = {now}, control_pid = :control_pid, control_start = :control_start,
+    watch_pid = :watch_pid, watch_start = :watch_start,
     sentinel_epoch = sentinel_epoch + 1, server_start = :server_start
 where id = :id and ended_at is null and incarnation = :incarnation
 """

@@ -113,16 +113,13 @@ class Store:
                 key=member.key,
                 server_start=ask.server.start,
                 incarnation=ask.server.incarnation,
-                **self._control_backend(),
+                **self._backends(),
             )
         )
         return asks.Joined(sentinel=True)
 
     def _renew(self, ask: asks.Renew) -> asks.Standing:
-        pid, started = self.watch_backend
-        renewal = self._step(
-            statements.RENEW, id=ask.member_id, watch_pid=pid, watch_start=started, **self._control_backend()
-        )
+        renewal = self._step(statements.RENEW, id=ask.member_id, **self._backends())
         return self._standing(renewal, ask.member_id, ask.alone_in)
 
     def _resume(self, ask: asks.Resume) -> asks.Standing:
@@ -136,7 +133,7 @@ class Store:
             id=member.id,
             server_start=ask.server.start,
             incarnation=ask.server.incarnation,
-            **self._control_backend(),
+            **self._backends(),
         )
         return self._standing(renewal, member.id, ())
 
@@ -300,8 +297,14 @@ class Store:
         self.sentinel.sweep({key for (key,) in live.rows})
         return asks.Done()
 
-    def _control_backend(self) -> dict[str, Any]:
-        return {"control_pid": self.session.pid, "control_start": self.session.started}
+    def _backends(self) -> dict[str, Any]:
+        watch_pid, watch_start = self.watch_backend
+        return {
+            "control_pid": self.session.pid,
+            "control_start": self.session.started,
+            "watch_pid": watch_pid,
+            "watch_start": watch_start,
+        }
 
 
 def _confirmed(result: Result) -> Confirmed:

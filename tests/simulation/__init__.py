@@ -18,6 +18,7 @@ is under way). What a seed shows once it shows again: all chance comes from it.
     runner     one seed, or many on all cores
 
 What is not here: the inside of a transaction (an ask is executed at one instant, though it may fail or lose its
-connection between two transactions), row locks other than the fence's, two servers that both think they are the primary, SQLite's
-file locks, ``tenure.manual``, and the engine's threads. FOUND.md lists the real faults that were found here.
+connection between two transactions), row locks other than the fence's, two servers that both think they are the
+primary, SQLite's file locks, ``tenure.manual``, and the engine's threads. FOUND.md lists the real faults that were
+found here.
 """

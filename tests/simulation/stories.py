@@ -373,6 +373,23 @@ def lost_acquire(sim: Simulation) -> None:
 
 
 @scenario()
+def acquire_lost_in_a_restart(sim: Simulation) -> None:
+    """The server restarts before the reply to an acquire is out: one term is resumed, the other one begins."""
+    leader = sim.node("leader", "r", ttl=TTL)
+    sim.elect("r", leader)
+    leader.stand("s")
+    asked = lambda: isinstance(leader._control_ask, asks.Acquire)  # noqa: E731
+    sim.run_until(asked, 1.0, "the acquire", step=0.0001)
+    assert leader.control
+    leader.control.down.stalled_until = sim.core.now + TTL
+    sim.run(0.01)
+    leader.control.down.unstall()
+    sim.server.immediate_stop(0.3)
+    sim.run(2.0)
+    sim.calm(1.0)
+
+
+@scenario()
 def two_die_one_after_the_other(sim: Simulation) -> None:
     """The proof of a second death comes while the end of the first is under way: it must not be forgotten."""
     leader = sim.node("leader", "r", ttl=TTL)
