@@ -109,6 +109,16 @@ class NodeProcess:
         assert "error" not in reply, f"{self.name}: {command}: {reply}"
         return reply
 
+    def assert_fenced(self) -> None:
+        """Assert that the database refuses a write under its last term.
+
+        SQLite may be busy before it can refuse anything: then the write is tried again.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while (reply := self.ask("write")).get("error") != "Fenced" or reply.get("retryable"):
+            busy = "locked" in reply.get("message", "") and time.monotonic() < deadline
+            assert busy, f"{self.name}: a write was not fenced: {reply}"
+
     def wait_for(
         self, condition: Callable[[dict[str, Any]], bool], what: str, timeout: float = PATIENCE_S
     ) -> dict[str, Any]:

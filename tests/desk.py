@@ -141,6 +141,16 @@ def until(condition: Callable[[], Any], what: str = "", timeout: float = 20) -> 
     return value
 
 
+QUICK: dict[str, Any] = {"ttl": 10, "renew_every": 0.3}
+"""Many renewals in a short time, and still a lease that no busy machine lets lapse."""
+
+
+def renewals(url: str) -> list[int]:
+    """How often the living members have renewed, the least first."""
+    members = "tenure_members" if url.startswith("sqlite") else "tenure.members"
+    return [count for (count,) in execute(url, f"select renewals from {members} where ended_at is null order by 1")]
+
+
 class Nodes:
     """Makes and starts nodes on one database, and closes them together: one by one, each waits out a slice."""
 

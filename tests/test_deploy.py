@@ -32,7 +32,7 @@ def test_strict_and_instant_nodes_with_different_ttls_never_lead_together(store_
             assert leader is not old
             if fault == "pause":
                 old.cont()
-                assert old.ask("write")["error"] == "Fenced"
+                old.assert_fenced()
                 old.kill()
             (new,) = cluster.start(1, **{key: old.options[key] for key in ("takeover", "ttl")})
             new.tell("writes")

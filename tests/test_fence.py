@@ -575,7 +575,7 @@ class TestUnblock:
             with tenure.Node(postgres_url, ttl=1) as node:
                 election = node.election("r")
                 assert old.ask(tenure.asks.Leave(old.id))
-                assert election.wait(20).token == 2
+                assert election.wait(20).token >= 2
                 assert not self.alive(abandoned)
 
 

@@ -75,7 +75,7 @@ def test_child_is_never_leader_and_cannot_use_the_node(store_url):
 
 def test_parent_goes_on_leading_after_the_child_has_gone(store_url):
     """Not by a polite good-bye of the child, nor by the end of its process, does the parent lose anything."""
-    with Nodes(store_url, ttl=1) as nodes:
+    with Nodes(store_url, ttl=30) as nodes:
         node = nodes("parent")
         standby = nodes("standby")
         term = node.election("r").wait(20)
@@ -91,7 +91,7 @@ def test_parent_goes_on_leading_after_the_child_has_gone(store_url):
         for _ in range(3):
             with forked(in_child) as child:
                 assert exit_code(child) == 0
-        assert not term.wait_lost(2)
+        assert not term.wait_lost(1.5)
         assert node.election("r").leader().token == term.token == 1
         assert not standby.election("r").is_leader
 

@@ -16,7 +16,7 @@ import pytest
 import tenure
 from tenure import asks, store
 from tests.conftest import INSTALLATIONS, NO_POSTGRES, missing
-from tests.desk import Desk, connect, execute, until
+from tests.desk import QUICK, Desk, connect, execute, until
 from tests.servers import PostgresServer
 
 IDLE_S = 60.0
@@ -162,7 +162,7 @@ def test_thousand_roles_need_two_connections_and_few_transactions(postgres_serve
 def test_no_notification_without_a_change(postgres_server, postgres_url):
     """Nobody is woken for nothing: an idle cluster sends no notification at all."""
     with (
-        cluster(postgres_url, ["r"], nodes=2, ttl=1),
+        cluster(postgres_url, ["r"], nodes=2, **QUICK),
         contextlib.closing(connect(postgres_url, autocommit=True)) as connection,
     ):
         channels = execute(postgres_url, "select query from pg_stat_activity where query like 'listen \"tenure%'")

@@ -14,7 +14,7 @@ import pytest
 
 import tenure
 from tenure import ConfigError, LeadershipLost, NodeClosed, StoreUnavailable, WaitTimeout
-from tests.desk import Desk, Nodes, execute, until
+from tests.desk import QUICK, Desk, Nodes, execute, renewals, until
 from tests.servers import free_port
 
 CANARY = "c4n4ry+s3cret"
@@ -53,7 +53,7 @@ def test_lead_gives_up_after_its_timeout(store_url):
 
 
 def test_lead_reports_a_lost_term_on_leaving(store_url):
-    with Nodes(store_url, ttl=1) as nodes, Desk(store_url) as desk:
+    with Nodes(store_url, **QUICK) as nodes, Desk(store_url) as desk:
         node = nodes("a")
 
         def lead():
@@ -298,9 +298,9 @@ def test_node_works_in_a_process_with_a_thousand_open_files(store_url):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1300), hard))
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     try:
-        with Nodes(store_url, ttl=1) as nodes:
+        with Nodes(store_url, **QUICK) as nodes:
             leads, stands = nodes.pair("r")
-            assert not leads.term.wait_lost(2)
+            until(lambda: renewals(store_url)[0] >= 2, "renewals")
             leads.resign()
             assert stands.wait(20).token == 2
     finally:
@@ -320,3 +320,26 @@ def test_connection_that_an_administrator_ends_costs_the_term_at_once_and_comes_
         assert term.wait_lost(20)
         assert term.lost_reason == "the connection was cut"
         assert election.wait(20).token == 2
+
+
+@pytest.mark.parametrize("lane", ["tenure.store.Store", "tenure.watch.Watch"])
+def test_fault_of_our_own_is_told_and_survived(store_url, monkeypatch, caplog, lane):
+    """A thread that died in silence would be a node that neither leads nor says why."""
+    name, _, kind = lane.rpartition(".")
+    work = getattr(__import__(name, fromlist=[kind]), kind)
+    perform, faults = work.perform, []
+
+    def fail_once(self, ask):
+        if not faults and type(ask).__name__ in ("Acquire", "Look"):
+            faults.append(ask)
+            raise KeyError("a fault")
+        return perform(self, ask)
+
+    monkeypatch.setattr(work, "perform", fail_once)
+    with Nodes(store_url) as nodes:
+        leads, stands = nodes.pair("r")
+        leads.resign()
+        assert stands.wait(20)
+    assert faults
+    assert "by a fault of Tenure" in caplog.text
+    assert "KeyError: 'a fault'" in caplog.text

@@ -52,9 +52,8 @@ def test_a_leader_that_was_paused_for_longer_than_the_ttl_wakes_as_a_follower(st
         assert (cluster.elected_at(new_token) - stopped) / 1e9 < BOUND_S
 
         woken = leader.cont()
-        ensured, written = leader.send("ensure"), leader.send("write")
-        assert leader.reply(ensured)["error"] == "LeadershipLost"
-        assert leader.reply(written)["error"] == "Fenced"
+        assert leader.ask("ensure")["error"] == "LeadershipLost"
+        leader.assert_fenced()
         leader.wait_event("deposed", token=token)
         cluster.wait_for_candidates(leader, successor)
         reads = reads_since(cluster, leader, woken)
@@ -111,7 +110,7 @@ def test_a_pause_inside_a_fenced_transaction_delays_the_takeover_for_its_bound_o
 
         leader.cont()
         assert "error" in leader.ask("commit")
-        assert leader.ask("write")["error"] == "Fenced"
+        leader.assert_fenced()
         assert [written for _, written in cluster.ledger()] == [new_token]
 
 

@@ -14,7 +14,7 @@ from tenure import ConfigError, StoreUnavailable, schema
 from tenure.backends import backend_for
 from tenure.schema import MIGRATIONS, Migration
 from tenure.session import Step
-from tests.desk import Desk, Nodes, connected, execute, until
+from tests.desk import QUICK, Desk, Nodes, connected, execute, until
 
 SECOND = Migration(
     2,
@@ -210,14 +210,36 @@ def test_settings_of_the_server_and_the_role_do_not_reach_the_node(postgres_url)
         "search_path = nowhere",
         "synchronous_commit = off",
     )
+
+    def count(store):
+        return store.session.read(Step("select renewals from {members}", {}))[0].rows
+
     execute(postgres_url, *(f"alter database {database} set {setting}" for setting in settings))
-    with Nodes(postgres_url, ttl=1) as nodes:
+    with Nodes(postgres_url, **QUICK) as nodes:
         leads, stands = nodes.pair("r")
-        assert not leads.term.wait_lost(1.5)
+        until(lambda: min(leads._engine.query(count)) >= (4,), "renewals")
+        assert leads.term.valid
         question = Step("select pg_catalog.current_setting('synchronous_commit')", {})
         assert leads._engine.query(lambda store: store.session.read(question)[0].rows) == [("local",)]
         leads.resign()
         assert stands.wait(20).token == 2
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_encoding_of_the_database_does_not_matter(postgres_server, encoding):
+    name = f"in_{encoding.lower()}"
+    postgres_server.execute(
+        f"create database {name} encoding '{encoding}' template template0 lc_ctype 'C' lc_collate 'C'"
+    )
+    try:
+        with tenure.Node(postgres_server.url(name), name="Zoë", metadata={"größe": 1}) as node:
+            with node.lead("rôle", timeout=20) as term, term.transaction() as transaction:
+                transaction.execute("select 1")
+                (candidate,) = node.election("rôle").candidates()
+                assert (candidate.name, candidate.metadata) == ("Zoë", {"größe": 1})
+            assert node.election("rôle").history()[0].name == "Zoë"
+    finally:
+        postgres_server.drop_database(name)
 
 
 def test_backends_are_made_without_connecting():

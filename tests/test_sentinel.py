@@ -185,7 +185,7 @@ def test_squatted_key_of_a_dead_leader_costs_time_and_nothing_else(postgres_url)
 
 
 def test_squatted_key_of_a_living_leader_robs_nobody(postgres_url):
-    with Nodes(postgres_url, ttl=1) as nodes, connected(postgres_url, autocommit=True) as squatter:
+    with Nodes(postgres_url) as nodes, connected(postgres_url, autocommit=True) as squatter:
         leads, stands = nodes.pair("r")
         for key in keys(postgres_url):
             squatter.execute(f"select pg_try_advisory_lock({CLASS_ID}, {key})")
@@ -218,7 +218,7 @@ def sentinel_files(url):
 
 
 def test_missing_sentinel_file_proves_nothing(sqlite_url):
-    with Nodes(sqlite_url, ttl=1) as nodes:
+    with Nodes(sqlite_url) as nodes:
         leads, stands = nodes.pair("r")
         for file in sentinel_files(sqlite_url).iterdir():
             file.unlink()

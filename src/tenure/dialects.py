@@ -40,7 +40,7 @@ def _compiled(dialect: Dialect, statement: str) -> str:
 
 def listed(values: tuple[str, ...]) -> str:
     """Return a list of names as the one parameter that ``{listed}`` takes apart."""
-    return json.dumps(values)
+    return json.dumps(values, ensure_ascii=False)  # SQL_ASCII databases cannot read \u escapes
 
 
 TABLES = ("meta", "namespaces", "members", "roles", "candidates", "terms")

@@ -246,8 +246,8 @@ class Engine:
     def _run_control(self, ask: asks.ControlAsk) -> None:
         try:
             answer = self._open() if isinstance(ask, asks.Open) else self._perform(ask)
-        except (Gone, Failed, TenureError, OSError) as error:
-            lost = isinstance(error, Gone)
+        except Exception as error:  # noqa: BLE001 - a thread that died would be a node that nobody hears of again
+            lost = isinstance(error, Gone) or not self._expected(ask, error)
             if not isinstance(ask, asks.Open):
                 log.info("node %s: %s failed: %s", self.settings.name, type(ask).__name__, error)
             with self.lock:
@@ -369,9 +369,9 @@ class Engine:
     def _run_watch(self, ask: asks.WatchAsk) -> None:
         try:
             answer = self._open_watch() if isinstance(ask, asks.OpenWatch) else self._look(ask)
-        except (Gone, Failed, TenureError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - as above
             lost = not isinstance(error, Failed)
-            if not self._stop.is_set():
+            if self._expected(ask, error) and not self._stop.is_set():
                 log.info("node %s: %s failed: %s", self.settings.name, type(ask).__name__, error)
             with self.lock:
                 self.protocol.fail_watch(ask, clock.now(), lost=lost)
@@ -403,6 +403,13 @@ class Engine:
             session, self._watch, self._watch_session = self._watch_session, None, None
         if session is not None:
             session.close()
+
+    def _expected(self, ask: object, error: Exception) -> bool:
+        """Whether the error is one that databases and networks cause; any other is ours, and told in full."""
+        if isinstance(error, (Gone, Failed, TenureError, OSError)):
+            return True
+        log.error("node %s: %s failed, by a fault of Tenure", self.settings.name, type(ask).__name__, exc_info=error)
+        return False
 
     # Shared --------------------------------------------------------------------------------------------------------
 

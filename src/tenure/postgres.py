@@ -234,6 +234,8 @@ class PostgresConnector:
             **self._parameters,
             **self._client_keepalive(),
         }
+        if purpose != "transaction":  # that one is the application's
+            parameters["client_encoding"] = "UTF8"  # or a database in SQL_ASCII would answer with bytes
         try:
             return psycopg.connect(autocommit=True, prepare_threshold=None, **parameters)  # type: ignore[no-any-return]
         except (psycopg.Error, OSError) as error:
