@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import tenure
+
 TTL_S = 3.0
 ROLE = "scheduler"
 
@@ -33,8 +35,6 @@ class Failure(Exception):
 
 def replica() -> None:
     """Stand for the role, say when leadership comes and goes, and write under the fence when asked."""
-    import tenure
-
     with tenure.Node(ttl=TTL_S) as node:
         election = node.election(ROLE)
         election.on_event(lambda event: say(type(event).__name__, token=event.token))
@@ -54,8 +54,8 @@ def replica() -> None:
 
 
 def say(what: str, **details: object) -> None:
-    """Tell the parent, stamped by a clock that all processes of a machine share."""
-    print(json.dumps({"what": what, "at": clock(), **details}), flush=True)
+    """Tell the parent, stamped by a clock that all processes of a machine share; whole lines, from any thread."""
+    os.write(1, json.dumps({"what": what, "at": clock(), **details}).encode() + b"\n")
 
 
 def clock() -> float:
@@ -75,13 +75,12 @@ class Replica:
             env={**os.environ, "TENURE_URL": url, "TENURE_NAME": name, "TENURE_NAMESPACE": "demo"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
+            bufsize=0,  # or a second line could wait in a buffer that select() does not see
         )
 
     def ask(self, command: str) -> None:
         assert self.process.stdin
-        self.process.stdin.write(command + "\n")
+        self.process.stdin.write(command.encode() + b"\n")
 
     def hear(self, *expected: str, within_s: float = 30) -> dict[str, Any]:
         """Return the next message of one of the kinds expected."""
@@ -89,10 +88,18 @@ class Replica:
         assert self.process.stdout
         while time.monotonic() < deadline:
             if select.select([self.process.stdout], [], [], 0.1)[0]:
-                message = json.loads(self.process.stdout.readline() or "{}")
-                if message.get("what") in expected:
+                message = self.message()
+                if message["what"] in expected:
                     return message
         raise Failure(f"{self.name} did not say {' or '.join(expected)} within {within_s:g} s")
+
+    def message(self) -> dict[str, Any]:
+        """Return what it says next; a process that has ended says nothing any more."""
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        if not line:
+            raise Failure(f"{self.name} ended with status {self.process.wait()}")
+        return json.loads(line)
 
     def close(self) -> None:
         self.process.kill()
@@ -105,8 +112,8 @@ def first_elected(replicas: list[Replica], within_s: float = 30) -> tuple[Replic
     while time.monotonic() < deadline:
         streams = {replica.process.stdout: replica for replica in replicas}
         for stream in select.select(list(streams), [], [], 0.1)[0]:
-            message = json.loads(stream.readline() or "{}")
-            if message.get("what") == "Elected":
+            message = streams[stream].message()
+            if message["what"] == "Elected":
                 return streams[stream], message
     raise Failure(f"nobody was elected within {within_s:g} s")
 
@@ -115,7 +122,7 @@ def first_elected(replicas: list[Replica], within_s: float = 30) -> tuple[Replic
 def cluster(url: str) -> Iterator[list[Replica]]:
     replicas = [Replica(f"replica-{letter}", url) for letter in "abc"]
     try:
-        yield replicas
+        yield list(replicas)
     finally:
         for replica in replicas:
             replica.close()
@@ -179,8 +186,10 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as directory:
         try:
-            demo(os.environ.get("TENURE_URL") or f"sqlite:///{directory}/demo.db")
-        except Failure as failure:
+            url = os.environ.get("TENURE_URL") or f"sqlite:///{directory}/demo.db"
+            tenure.Node(url, namespace="demo", name="demo").start().close()  # say at once what is wrong with it
+            demo(url)
+        except (Failure, tenure.TenureError) as failure:
             print(f"\nThe demo failed: {failure}.", file=sys.stderr)
             return 1
     step("\nOne leader at a time, and no stale write. The README says how to put this into your service.")

@@ -8,13 +8,17 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+import traceback
 import warnings
 
 import pytest
 
 import tenure
-from tests.desk import Nodes, until
+from tenure import asks
+from tenure.session import Step
+from tests.desk import Desk, Nodes, until
 
 
 @contextlib.contextmanager
@@ -25,8 +29,10 @@ def forked(in_child):
         pid = os.fork()
     if pid == 0:
         status = 1
-        with contextlib.suppress(BaseException):
+        try:
             status = 0 if in_child() else 2
+        except BaseException:  # noqa: BLE001 - nothing may get back into pytest
+            traceback.print_exc()
         os._exit(status)
     try:
         yield pid
@@ -110,6 +116,57 @@ def test_child_can_have_a_node_of_its_own(store_url):
             assert exit_code(child) == 0
         assert node.election("r").is_leader
         until(lambda: node.election("childs").is_leader, "the child's role, after it left")
+
+
+def test_fork_in_the_middle_of_a_transaction_leaves_the_child_a_usable_file(sqlite_url):
+    """SQLite's own locks are inherited as memory: a child of a writer would find the file locked for ever."""
+    with Desk(sqlite_url) as parents:
+        writing = threading.Event()
+
+        def write():
+            with parents.session.transaction() as run:
+                run(Step("update {members} set renewals = renewals + 1", {}))
+                writing.set()
+                time.sleep(0.2)
+
+        def in_child():
+            with Desk(sqlite_url, ttl=2) as own:
+                return own.acquire("r") == {"r": 1}
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        assert writing.wait(20)
+        with forked(in_child) as child:
+            assert exit_code(child) == 0
+        thread.join()
+        assert parents.ask(asks.Renew(parents.id)).alive
+
+
+def test_child_and_strangers_go_on_together_after_the_parent_has_closed_its_file(sqlite_url):
+    """Whoever closes the file last tidies it up; a child that believed in inherited locks would not count as a user."""
+    told, tell = os.pipe()
+    over, end = os.pipe()
+    node = tenure.Node(sqlite_url, name="parent", ttl=30).start()
+    node.election("r").wait(20)
+
+    def in_child():
+        os.close(end)
+        with tenure.Node(sqlite_url, name="child", ttl=30) as own:
+            own.election("childs").wait(20)
+            os.write(tell, b".")
+            os.read(over, 1)
+            return own.election("childs").term.token == 1 and own.election("late").wait(20).token == 1
+
+    with forked(in_child) as child:
+        assert os.read(told, 1) == b"."
+        node.close()
+        with tenure.Node(sqlite_url, name="stranger", ttl=30) as stranger:
+            assert stranger.election("childs").leader().name == "child"
+            os.close(end)
+            assert exit_code(child) == 0
+            assert [record.name for record in stranger.election("late").history()][-1] == "child"
+    for descriptor in (told, tell, over):
+        os.close(descriptor)
 
 
 PARENT = """

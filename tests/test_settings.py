@@ -58,7 +58,7 @@ def test_environment_is_used_and_arguments_win(monkeypatch, tmp_path):
 
 def test_wrong_ttl_in_the_environment_is_an_error(monkeypatch):
     monkeypatch.setenv("TENURE_TTL", "soon")
-    with pytest.raises(ConfigError, match="ttl='soon' must be a number of seconds"):
+    with pytest.raises(ConfigError, match="TENURE_TTL='soon' must be a number of seconds"):
         settings()
 
 

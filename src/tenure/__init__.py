@@ -9,23 +9,51 @@ database itself refuses a write made under an old term.
     ...         run_scheduler()
 """
 
-from tenure.election import Election
-from tenure.errors import (
-    ConfigError,
-    Fenced,
-    LeadershipLost,
-    NodeClosed,
-    NotLeader,
-    PoolerDetected,
-    StoreUnavailable,
-    TenureError,
-    WaitTimeout,
-)
-from tenure.events import Deposed, Elected, Event, LeaderChanged, Resumed, Suspended
-from tenure.node import Node
-from tenure.term import Term, Transaction
-from tenure.values import Candidate, LeaderInfo, TermRecord
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from tenure.version import __version__
+
+if TYPE_CHECKING:
+    from tenure.election import Election
+    from tenure.errors import (
+        ConfigError,
+        Fenced,
+        LeadershipLost,
+        NodeClosed,
+        NotLeader,
+        PoolerDetected,
+        StoreUnavailable,
+        TenureError,
+        WaitTimeout,
+    )
+    from tenure.events import Deposed, Elected, Event, LeaderChanged, Resumed, Suspended
+    from tenure.node import Node
+    from tenure.term import Term, Transaction
+    from tenure.values import Candidate, LeaderInfo, TermRecord
+
+_HOMES = {
+    "tenure.election": ("Election",),
+    "tenure.errors": (
+        "ConfigError",
+        "Fenced",
+        "LeadershipLost",
+        "NodeClosed",
+        "NotLeader",
+        "PoolerDetected",
+        "StoreUnavailable",
+        "TenureError",
+        "WaitTimeout",
+    ),
+    "tenure.events": ("Deposed", "Elected", "Event", "LeaderChanged", "Resumed", "Suspended"),
+    "tenure.node": ("Node",),
+    "tenure.term": ("Term", "Transaction"),
+    "tenure.values": ("Candidate", "LeaderInfo", "TermRecord"),
+}
+"""Where the public names live. They are loaded when they are first used, so that ``import tenure`` costs next to
+nothing in the many processes of an application that never elect anybody."""
 
 __all__ = [
     "Candidate",
@@ -52,3 +80,17 @@ __all__ = [
     "WaitTimeout",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from where it lives."""
+    for home, names in _HOMES.items():
+        if name in names:
+            globals()[name] = thing = getattr(importlib.import_module(home), name)
+            return thing
+    raise AttributeError(f"module 'tenure' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Show the public names, loaded or not."""
+    return __all__

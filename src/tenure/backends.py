@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from tenure import schema, timing
 from tenure.advisory import AdvisorySentinel, AdvisoryWatcher
 from tenure.asks import Opened
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, StoreUnavailable
 from tenure.postgres import PostgresConnector
-from tenure.session import Sentinel, Session
+from tenure.session import Failed, Sentinel, Session
 from tenure.settings import NodeSettings
 from tenure.sqlite import FileSentinel, SqliteConnector, SqliteWatcher
 from tenure.store import Identity, Oust, Store
@@ -106,11 +106,13 @@ class SqliteBackend:
             store, opened = _prepared(
                 session, FileSentinel(self._connector.sentinels, session, self.stop), self._settings
             )
+            self._connector.hurry(session)
         return store, session, opened
 
     def open_watch(self) -> tuple[Watch, LaneSession]:
         """Open the file for looking."""
         session = self._connector.open()
+        self._connector.hurry(session)
         sentinel = FileSentinel(self._connector.sentinels, session, self.stop)
         return Watch(session, sentinel, SqliteWatcher(), self._settings.namespace, _always_open), session
 
@@ -135,14 +137,21 @@ def backend_for(settings: NodeSettings) -> Backend:
 def _prepared(
     session: Session, sentinel: Sentinel, settings: NodeSettings, oust: Oust | None = None
 ) -> tuple[Store, Opened]:
-    schema.prepare(session)
+    try:
+        schema.prepare(session)
+    except Failed as error:
+        raise StoreUnavailable(
+            f"cannot prepare the tables: {str(error).splitlines()[0]} (the database user needs CREATE on the database, "
+            f"or, once the tables are there, USAGE on schema {settings.schema!r} and all rights on its tables)"
+        ) from None
     identity = Identity(socket.gethostname(), os.getpid(), __version__)
     store = Store(session, sentinel, settings.namespace, identity, oust)
     server, confirmed = store.open(max(settings.ttl, timing.DEFAULT_MAX_TTL_S))
     if settings.ttl > confirmed.max_ttl:
         raise ConfigError(
             f"ttl={settings.ttl:g} is above the largest permitted in namespace {settings.namespace!r}, "
-            f"{confirmed.max_ttl:g}: use a shorter one, or raise max_ttl_ms in the table namespaces"
+            f"{confirmed.max_ttl:g}: use a shorter one, or raise it: "
+            f"update {session.dialect.prefix}namespaces set max_ttl_ms = {settings.ttl * 1000:.0f}"
         )
     return store, Opened(server, confirmed)
 

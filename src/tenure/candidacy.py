@@ -39,6 +39,8 @@ class Candidacy:
         self.withdrawn: set[str] = set()
         self._ttl = ttl
         self._news = news
+        self.untold: set[str] = set()
+        """Roles that were given up here, and the database has not heard of it yet."""
         self._vacating: dict[str, tuple[int, str | None, float]] = {}
         self._dropped: dict[str, int] = {}
         self._stand_back: dict[str, float] = {}
@@ -68,6 +70,7 @@ class Candidacy:
             self.lose(role, "resigned")
             self._stand_back[role] = now + self._ttl
             self._vacating[role] = (token, to, now)
+            self.untold.add(role)
 
     def lose(self, role: str, reason: str) -> None:
         """End a term here."""
@@ -81,6 +84,7 @@ class Candidacy:
         self.busy.clear()
         self.withdrawn.clear()
         self._vacating.clear()
+        self.untold.clear()
         self._unreserved.clear()
         self.unregistered = set(self.standing)
 
@@ -130,7 +134,8 @@ class Candidacy:
             self._elect(role, token, now, trusted=trusted)
 
     def vacated(self, ask: Vacate, now: float, *, done: bool) -> None:
-        """Take in whether the role was vacated; while a fenced transaction is open, try again soon."""
+        """Take in that the term was marked, and whether the role is vacant; while it is fenced, try again soon."""
+        self.untold.discard(ask.role)
         if done:
             self._vacating.pop(ask.role, None)
         elif ask.role in self._vacating:

@@ -29,6 +29,7 @@ class Claim(Protocol):
 _AUTOCOMMIT = (
     "a fence needs a transaction, and this connection is in autocommit mode: begin one first, or use term.transaction()"
 )
+_ELSEWHERE = "this connection leads to another database than the node's: fence where Tenure's tables are"
 _SAVEPOINT = (
     "a fence inside a savepoint does not hold (a rollback to it would drop the lock): call term.fence() in the "
     "outermost transaction, before any savepoint"
@@ -52,6 +53,13 @@ def fence(connection: Any, claim: Claim, bound_s: float) -> None:
         )
 
 
+def in_transaction(connection: Any) -> bool:
+    """Whether a transaction is open on the connection."""
+    if isinstance(connection, sqlite3.Connection):
+        return connection.in_transaction
+    return bool(connection.info.transaction_status != load().pq.TransactionStatus.IDLE)
+
+
 def _fence_psycopg(connection: Any, claim: Claim, bound_s: float) -> None:
     psycopg = load()
     status = connection.info.transaction_status
@@ -69,6 +77,8 @@ def _fence_psycopg(connection: Any, claim: Claim, bound_s: float) -> None:
             raise _refused(claim) from None
         if error.sqlstate == schema.NOT_FENCED_HERE:
             raise ConfigError(_SAVEPOINT) from None
+        if error.sqlstate in ("3F000", "42883", "42P01"):
+            raise ConfigError(_ELSEWHERE) from None
         if error.sqlstate == "40001":
             raise Fenced(f"role {claim.role!r}: a term changed since this transaction began", retryable=True) from error
         raise
@@ -87,6 +97,8 @@ def _fence_sqlite(connection: sqlite3.Connection, claim: Claim) -> None:
         fenced = connection.execute(SQLITE.text(statements.FENCE_BY_UPDATE), parameters).rowcount
     except sqlite3.OperationalError as error:
         connection.rollback()
+        if "no such table" in str(error):
+            raise ConfigError(_ELSEWHERE) from None
         if "locked" not in str(error):  # busy, that is; anything else is not about the term
             raise
         raise Fenced(f"role {claim.role!r}: the database is busy ({error})", retryable=True) from error

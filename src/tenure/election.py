@@ -13,12 +13,15 @@ from tenure.clock import now
 from tenure.engine import Engine, Lease
 from tenure.errors import ConfigError, NotLeader, WaitTimeout
 from tenure.events import Deposed, Elected, Event
+from tenure.settings import check_limit
 from tenure.term import Term
 from tenure.values import Candidate, LeaderInfo, TermRecord
 
 if TYPE_CHECKING:
     from tenure.dispatch import Dispatcher
 
+HAND_OVER_S = 2.0
+"""How long giving up a term waits for the database to hear of it."""
 EVENTS_KEPT = 1000
 """How many events an idle reader may fall behind before it loses the oldest."""
 
@@ -51,11 +54,18 @@ class Election:
         term = self._term
         return term if term is not None and term.valid else None
 
+    @property
+    def standing(self) -> bool:
+        """Whether this node stands for the role; False after :meth:`withdraw`."""
+        return self.role in self._engine.protocol.roles.standing
+
     def wait(self, timeout: float | None = None) -> Term:
         """Return the term as soon as this node leads; raise WaitTimeout after ``timeout`` seconds."""
         deadline = None if timeout is None else now() + timeout
         while True:
             self._engine.check_running()
+            if not self.standing:
+                raise NotLeader(f"role {self.role!r}: this node has withdrawn; stand again with node.election()")
             left = None if deadline is None else max(0.0, deadline - now())
             elected = self.wait_for(lambda: self.is_leader or not self._engine.running, left)
             term = self.term
@@ -84,7 +94,8 @@ class Election:
 
     def history(self, limit: int = 20) -> list[TermRecord]:
         """Return the last terms of the role, newest first."""
-        return self._engine.query(lambda store: values.history(store, self.role, limit))
+        checked = check_limit(limit)
+        return self._engine.query(lambda store: values.history(store, self.role, checked))
 
     def resign(self, to: str | None = None) -> None:
         """Hand over now, to the candidate named ``to`` (its name or member id) if one is given.
@@ -96,10 +107,17 @@ class Election:
             raise NotLeader(f"role {self.role!r}: this node does not lead, so it cannot resign")
         member_id = self._candidate(to) if to is not None else None
         self._engine.command(lambda protocol, now: protocol.resign(self.role, now, member_id))
+        self._told()
 
     def withdraw(self) -> None:
         """Stop standing for the role; hand over first if this node leads."""
         self._engine.command(lambda protocol, now: protocol.withdraw(self.role, now))
+        self._told()
+
+    def _told(self) -> None:
+        """Wait until the database, if it can be reached, knows that the term was given up: no fence passes then."""
+        untold = self._engine.protocol.roles.untold
+        self.wait_for(lambda: self.role not in untold or not self._engine.running, HAND_OVER_S)
 
     def on_event(self, callback: Callable[[Event], object]) -> None:
         """Call ``callback(event)`` for every event of this role, on a thread for callbacks."""

@@ -216,7 +216,9 @@ class Engine:
                 self.expire()
                 for lane, session in (("control", self._control), ("watch", self._watch_session)):
                     if now >= self._busy_since[lane] + patience[lane] and session:
-                        log.warning("node %s: a call on the %s connection hangs; cutting it", self.settings.name, lane)
+                        log.info(
+                            "node %s: no answer on the %s connection for too long; cutting it", self.settings.name, lane
+                        )
                         self._busy_since[lane] = NEVER
                         session.abort()
                 due = min(self.protocol.deadline(), *(self._busy_since[lane] + patience[lane] for lane in patience))
@@ -260,8 +262,8 @@ class Engine:
             return
         with self.lock:
             if isinstance(ask, asks.Open):
+                log.log(logging.WARNING if self._outage else logging.INFO, "node %s: connected", self.settings.name)
                 self._outage = False
-                log.info("node %s: connected", self.settings.name)
             self.protocol.answer(ask, answer, clock.now())
             self._publish()
 

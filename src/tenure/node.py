@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tenure.dispatch import Dispatcher
 from tenure.election import Election
 from tenure.engine import Engine, Lease
-from tenure.errors import NodeClosed
+from tenure.errors import ConfigError, NodeClosed, NotLeader
 from tenure.events import Deposed, Elected, Event, Resumed, Suspended
 from tenure.settings import check_name, node_settings
 from tenure.term import Term
@@ -77,6 +77,7 @@ class Node:
             start=start,
         )
         self._elections: dict[str, Election] = {}
+        self._campaigns: set[str] = set()
         self._dispatcher = Dispatcher(self._settings.name)
         self._engine = Engine(self._settings, self)
 
@@ -139,34 +140,47 @@ class Node:
 
     @contextlib.contextmanager
     def lead(self, role: str, timeout: float | None = None) -> Iterator[Term]:
-        """Wait until this node leads, run the block, and resign on leaving it.
+        """Wait until this node leads, run the block, and hand over on leaving it.
 
         Raises LeadershipLost on leaving the block if the term was lost meanwhile; inside it, ``term.ensure()`` does.
         """
-        election = self.election(role)
-        try:
+        with self._campaign(role) as election:
             term = election.wait(timeout)
             yield term
             election.settle()
             if term.lost_reason is not None:
                 term.ensure()
-        finally:
-            with contextlib.suppress(NodeClosed):
-                election.withdraw()
 
     def terms(self, role: str) -> Iterator[Term]:
-        """Yield every term that this node gets, for as long as it runs; leaving the loop ends the candidacy."""
-        election = self.election(role)
+        """Yield every term that this node gets, for as long as it runs; leaving the loop hands over."""
         token = 0
-        try:
+        with self._campaign(role) as election:
             while self._engine.running:
                 term = election.next_term(after=token)
                 if term is not None:
                     token = term.token
                     yield term
+
+    @contextlib.contextmanager
+    def _campaign(self, role: str) -> Iterator[Election]:
+        """Stand for ``role`` during the block, on behalf of one user: two would hand over under each other."""
+        role = check_name("role", role)
+        if role in self._campaigns:
+            raise ConfigError(
+                f"role {role!r}: this node leads or campaigns for it already; use one lead() or terms() at a "
+                "time, or a node for each"
+            )
+        self._campaigns.add(role)
+        stood_before = role in self._elections and self._elections[role].standing
+        try:
+            election = self.election(role)
+            try:
+                yield election
+            finally:
+                with contextlib.suppress(NodeClosed, NotLeader):
+                    election.resign() if stood_before else election.withdraw()
         finally:
-            with contextlib.suppress(NodeClosed):
-                election.withdraw()
+            self._campaigns.discard(role)
 
     def happened(self, event: Event, lease: Lease) -> None:
         """Take in an event, under the engine's lock."""

@@ -27,6 +27,8 @@ class Observation:
         self._server: Server | None = None
         self._predecessor: Sighting | None = None
         self._suspects: tuple[Sighting, ...] = ()
+        self.silence_due = float("inf")
+        """When the next of the others will have been silent too long, unless it renews."""
 
     @property
     def predecessor_key(self) -> int | None:
@@ -52,6 +54,8 @@ class Observation:
         self._since = {member.id: self._first_seen(member, now) for member in others}
         self._suspects = tuple(member for member in others if self._fallen(member))
         self._predecessor = _predecessor([m for m in others if m.sentinel_stands], me)
+        due = (self._since[member.id][1] + timing.silence(member.ttl) for member in others)
+        self.silence_due = min(due, default=float("inf"))
         return tuple(
             Verdict(member.id, "silence", looked.server.incarnation, renewals=member.renewals)
             for member in others

@@ -101,7 +101,7 @@ class PostgresSession:
         """
         with self._translated():
             try:
-                with self.connection.pipeline():
+                with self._pipeline():
                     self.connection.execute("begin")
                     yield self._run
                     self.connection.execute("commit")
@@ -117,8 +117,20 @@ class PostgresSession:
 
     def read(self, *steps: Step) -> Sequence[Result]:
         """Run some queries in order, in one round trip."""
-        with self._translated(), self.connection.pipeline():
+        with self._translated(), self._pipeline():
             return self._run(*steps)
+
+    @contextlib.contextmanager
+    def _pipeline(self) -> Iterator[None]:
+        """Send without waiting. The block's error is raised outside: psycopg would log what follows from it."""
+        failure: BaseException | None = None
+        with self.connection.pipeline():
+            try:
+                yield
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failure = error
+        if failure is not None:
+            raise failure
 
     def _run(self, *steps: Step) -> Sequence[Result]:
         return [
@@ -222,8 +234,9 @@ class PostgresConnector:
 
     def __repr__(self) -> str:
         """Show where it leads, without the password."""
-        shown = {key: self._parameters.get(key) for key in ("host", "port", "dbname") if key in self._parameters}
-        return f"PostgresConnector({shown})"
+        parts = {"at": "host", "port": "port", "database": "dbname", "as": "user"}
+        shown = [f"{word} {self._parameters[key]}" for word, key in parts.items() if key in self._parameters]
+        return " ".join(["PostgreSQL", *shown])
 
     def connect(self, purpose: str) -> psycopg.Connection[Any]:
         """Open a plain connection in autocommit mode; raise StoreUnavailable with a scrubbed message."""
@@ -357,4 +370,7 @@ def _parse(url: str) -> dict[str, Any]:
             "characters in user and password percent-encoded"
         )
         raise ConfigError(msg) from None
+    port = str(parameters.get("port", ""))
+    if port and not all(number.isdigit() for number in port.split(",")):
+        raise ConfigError(f"port {port!r} in the PostgreSQL URL must be a number")
     return dict(parameters)

@@ -328,8 +328,9 @@ class Protocol:
             return asks.Unblock(tuple(self.roles.busy), self.settings.ttl)
         if self._look_at_once:
             return asks.Look(self._member.id, None, 0.0)
-        seconds = min(self._slice_s, 4 * RETRY_S) if self.roles.busy else self._slice_s
-        return asks.Look(self._member.id, self._observation.predecessor_key, seconds)
+        soonest = 4 * RETRY_S
+        seconds = soonest if self.roles.busy else max(soonest, self._observation.silence_due - now)
+        return asks.Look(self._member.id, self._observation.predecessor_key, min(seconds, self._slice_s))
 
     def answer_watch(self, ask: asks.WatchAsk, answer: asks.WatchAnswer, now: float) -> None:
         """Take in the answer to a job of the watch lane, received at ``now``."""

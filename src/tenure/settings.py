@@ -8,6 +8,7 @@ whichever directory one starts.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
@@ -21,7 +22,10 @@ from typing import Any
 from tenure import timing
 from tenure.errors import ConfigError
 
+log = logging.getLogger("tenure.settings")
+
 MAX_NAME_BYTES = 255
+MIN_BOUND_S = 0.1
 TAKEOVERS = ("instant", "strict")
 MODES = ("auto", "hybrid", "lease")
 STARTS = ("raise", "wait")
@@ -68,9 +72,9 @@ def node_settings(
     start: str,
 ) -> NodeSettings:
     """Return the settings, or raise ConfigError with the value and what would be right."""
-    checked_ttl = _ttl(ttl if ttl is not None else os.environ.get("TENURE_TTL", timing.DEFAULT_TTL_S))
+    checked_ttl = _ttl(ttl)
     return NodeSettings(
-        url=_url(url or os.environ.get("TENURE_URL") or _default_url()),
+        url=_url(url),
         name=check_name("name", name or os.environ.get("TENURE_NAME") or f"{socket.gethostname()}-{os.getpid()}"),
         namespace=check_name("namespace", namespace or os.environ.get("TENURE_NAMESPACE") or "default"),
         ttl=checked_ttl,
@@ -97,28 +101,58 @@ def check_name(what: str, value: str) -> str:
     return text
 
 
-def _url(url: str) -> str:
-    scheme = url.partition(":")[0].partition("+")[0]
+def check_limit(limit: object) -> int:
+    """Return how many of something are wanted, or say what is wrong with it."""
+    if not isinstance(limit, int) or limit < 1:
+        raise ConfigError(f"limit={limit!r} must be a whole number above 0")
+    return limit
+
+
+def _url(given: str | None) -> str:
+    url = os.environ.get("TENURE_URL") if given is None else given
+    if url is None:
+        return _default_url()
+    if not isinstance(url, str):
+        raise ConfigError(f"the URL must be text, not {type(url).__name__}")
+    if not url.strip():
+        where = "TENURE_URL" if given is None else "the URL"
+        raise ConfigError(f"{where} is empty: give postgresql://… or sqlite:///…, or leave it out for a local file")
+    scheme, separator, rest = url.partition(":")
+    scheme = scheme.lower().partition("+")[0]
     if scheme == "sqlite":
-        if not url.startswith("sqlite:///"):
+        if not rest.startswith("///"):
             raise ConfigError("a SQLite URL is sqlite:///relative.db or sqlite:////absolute/path.db")
     elif scheme not in ("postgresql", "postgres"):
         # Quoted only if it is no more than a scheme: a connection string in another form may hold a password.
         is_scheme = re.match(r"[a-z]\w*(\+\w+)?://", url)
-        shown = f"unknown database {scheme!r} in the URL" if is_scheme else "no database URL"
+        shown = f"unknown database {scheme!r} in the URL" if is_scheme else "not a database URL"
         raise ConfigError(f"{shown}: use postgresql://… or sqlite:///…")
-    return url
+    return scheme + separator + rest
 
 
 def _default_url() -> str:
+    """Return the file of this user on this machine, and make its directory."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return f"sqlite:///{Path(state, 'tenure', 'tenure.db')}"
+    path = Path(state, "tenure", "tenure.db")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log.warning("no URL given, so only processes on this machine elect a leader together: using %s", path)
+    return f"sqlite:///{path}"
 
 
-def _ttl(ttl: object) -> float:
-    value = _number("ttl", ttl)
+def _ttl(given: float | None) -> float:
+    from_environment = os.environ.get("TENURE_TTL") or None
+    what = "ttl" if given is not None or from_environment is None else "TENURE_TTL"
+    value = _number(what, next(ttl for ttl in (given, from_environment, timing.DEFAULT_TTL_S) if ttl is not None))
     if not timing.MIN_TTL_S <= value <= timing.MAX_TTL_S:
-        raise ConfigError(f"ttl={ttl!r} must be {timing.MIN_TTL_S:g} to {timing.MAX_TTL_S:g} seconds")
+        raise ConfigError(f"{what}={value:g} must be {timing.MIN_TTL_S:g} to {timing.MAX_TTL_S:g} seconds")
+    return value
+
+
+def check_bound(bound: float) -> float:
+    """Return how long a fenced transaction may last, in seconds, or say what is wrong with it."""
+    value = _number("bound", bound)
+    if not MIN_BOUND_S <= value <= timing.MAX_TTL_S:
+        raise ConfigError(f"bound={bound!r} must be {MIN_BOUND_S:g} to {timing.MAX_TTL_S:g} seconds")
     return value
 
 
@@ -135,6 +169,8 @@ def _renew_every(renew_every: float | None, ttl: float) -> float:
 
 
 def _number(what: str, value: object) -> float:
+    if isinstance(value, bool):
+        raise ConfigError(f"{what}={value!r} must be a number of seconds")
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

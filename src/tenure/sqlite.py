@@ -5,6 +5,11 @@ writer fails at once, whatever the time-out). The sentinel is an ``flock`` on a 
 kernel frees it when the process dies, and opening and closing the database elsewhere in the process cannot touch it.
 Nobody can be told anything here, so the watcher looks at the sentinel and at the file's change counter many times a
 second.
+
+SQLite keeps its locks in the process's memory as well as in the kernel, and only the memory is inherited by a forked
+child: after a fork in the middle of a transaction the child would find the file locked for ever, and with a connection
+inherited it would later believe in locks that it does not hold. So a fork waits until the node's calls are through, and
+the child closes the inherited connections before anything else runs there.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import socket
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,22 +59,26 @@ class SqliteSession:
     def __init__(self, connection: sqlite3.Connection) -> None:
         """Take over a connection in autocommit mode."""
         self.connection = connection
+        self.calling = threading.RLock()
+        """Held during every call, and by a fork."""
+        _sessions.add(self)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Run]:
         """Run steps in one transaction that holds the write lock from its beginning."""
-        try:
-            self.connection.execute("begin immediate")
+        with self.calling:
             try:
-                yield self._run
-            except BaseException:
-                self.connection.rollback()
-                raise
-            self.connection.commit()
-        except sqlite3.Error as error:
-            if self.connection.in_transaction:
-                self.connection.rollback()
-            raise Failed(str(error)) from error
+                self.connection.execute("begin immediate")
+                try:
+                    yield self._run
+                except BaseException:
+                    self.connection.rollback()
+                    raise
+                self.connection.commit()
+            except sqlite3.Error as error:
+                if self.connection.in_transaction:
+                    self.connection.rollback()
+                raise Failed(str(error)) from error
 
     def run(self, *steps: Step) -> Sequence[Result]:
         """Run some steps as one transaction."""
@@ -78,7 +88,8 @@ class SqliteSession:
     def read(self, *steps: Step) -> Sequence[Result]:
         """Run some queries without keeping anybody from writing."""
         try:
-            return self._run(*steps)
+            with self.calling:
+                return self._run(*steps)
         except sqlite3.Error as error:
             raise Failed(str(error)) from error
 
@@ -101,7 +112,8 @@ class SqliteSession:
     def changes(self) -> int:
         """Return a number that differs after any other connection has written to the file."""
         try:
-            return int(self.connection.execute("pragma data_version").fetchone()[0])
+            with self.calling:
+                return int(self.connection.execute("pragma data_version").fetchone()[0])
         except sqlite3.Error as error:
             raise Failed(str(error)) from error
 
@@ -113,11 +125,41 @@ class SqliteSession:
         """Do nothing: no call here outlasts its time-out."""
 
     def abandon(self) -> None:
-        """Do nothing: the kernel keeps locks by process, and nothing is sent anywhere."""
+        """Do nothing: the connection was closed right after the fork."""
 
     def close(self) -> None:
         """Close the connection."""
-        self.connection.close()
+        with self.calling:
+            self.connection.close()
+
+
+_sessions: weakref.WeakSet[SqliteSession] = weakref.WeakSet()
+_opening = threading.RLock()
+_held_back: list[SqliteSession] = []
+
+
+def _before_fork() -> None:
+    _opening.acquire()
+    _held_back[:] = _sessions
+    for session in _held_back:
+        session.calling.acquire()
+
+
+def _after_fork() -> None:
+    for session in _held_back:
+        session.calling.release()
+    _held_back.clear()
+    _opening.release()
+
+
+def _after_fork_in_child() -> None:
+    for session in _held_back:
+        session.connection.close()
+    _after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
 
 
 class FileSentinel:
@@ -233,11 +275,12 @@ class SqliteConnector:
 
     def connect(self) -> sqlite3.Connection:
         """Open a plain connection in autocommit mode."""
-        with contextlib.ExitStack() as stack:
+        with _opening, contextlib.ExitStack() as stack:
             try:
-                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if not self.path.parent.is_dir():
+                    raise StoreUnavailable(f"cannot open {str(self.path)!r}: there is no such directory; create it")
                 connection = sqlite3.connect(
-                    self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
+                    self.path, timeout=OPEN_TIMEOUT_S, isolation_level=None, check_same_thread=False
                 )
                 stack.callback(connection.close)
                 _use_wal(connection)
@@ -249,8 +292,13 @@ class SqliteConnector:
         return connection
 
     def open(self) -> SqliteSession:
-        """Open a session of the node's own."""
-        return SqliteSession(self.connect())
+        """Open a session of the node's own. Until it is hurried, it waits for other writers as for a slow server."""
+        with _opening:
+            return SqliteSession(self.connect())
+
+    def hurry(self, session: SqliteSession) -> None:
+        """Let no statement of a session outlast a renewal interval from now on."""
+        session.connection.execute(f"pragma busy_timeout = {round(self._busy_timeout_s * 1000)}").fetchone()
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:

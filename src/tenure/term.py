@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tenure import connections
 from tenure.clock import now
 from tenure.engine import Lease
-from tenure.errors import LeadershipLost, NotLeader
+from tenure.errors import ConfigError, LeadershipLost
+from tenure.settings import check_bound
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -72,16 +73,16 @@ class Term:
         return self._reason
 
     def ensure(self) -> None:
-        """Raise unless the term is valid: LeadershipLost if it is over, NotLeader while in doubt."""
+        """Return if the term is valid; raise LeadershipLost if it is over.
+
+        In doubt (the database restarts) it waits until the doubt is over, which takes no longer than the trust lasts.
+        """
         if self.valid:
             return
         self._election.settle()
+        self._election.wait_for(lambda: self._reason is not None or self.valid, None)
         if self._reason is not None:
             raise LeadershipLost(f"role {self.role!r}: the term with token {self.token} is over ({self._reason})")
-        if not self.valid:
-            raise NotLeader(
-                f"role {self.role!r}: the connection broke, it is not known yet whether token {self.token} still stands"
-            )
 
     def on_lost(self, callback: Callable[[Term], object]) -> None:
         """Call ``callback(term)`` when the term is over, on a thread for callbacks; at once if it is over already."""
@@ -98,7 +99,7 @@ class Term:
         back. The database judges; no local clock is asked. The server ends the transaction after ``bound`` seconds
         (the TTL by default), so that a paused leader holds up its successor no longer.
         """
-        connections.fence(connection, self, self._election.ttl if bound is None else bound)
+        connections.fence(connection, self, self._election.ttl if bound is None else check_bound(bound))
 
     @contextlib.contextmanager
     def transaction(self, *, bound: float | None = None) -> Iterator[Transaction]:
@@ -139,5 +140,7 @@ class Transaction:
 
     def execute(self, sql: str, parameters: Any = ()) -> Any:
         """Run a statement; parameters are in the driver's style (psycopg ``%s``, sqlite3 ``?``). Return the cursor."""
+        if not connections.in_transaction(self._connection):
+            raise ConfigError("this fenced transaction was ended by a statement of its own: leave that to its block")
         # Not even an empty tuple where there is nothing to fill in, or psycopg takes every % for a placeholder.
         return self._connection.execute(sql, parameters) if parameters else self._connection.execute(sql)
