@@ -34,11 +34,11 @@ def restart(cluster: Cluster, server: PostgresServer, mode: str, leader: NodePro
     server.stop(mode)
     suspended = leader.wait_event("suspended", token=token, since=stopping)
     assert not leader.tell("status")["leader"]
-    assert leader.ask("ensure")["error"] == "NotLeader"
     starting = cluster.fault("start")
+    ensured = leader.send("ensure")  # waits until the doubt is over
     server.start()
     leader.wait_event("resumed", token=token, since=stopping)
-    leader.tell("ensure")
+    assert leader.reply(ensured) == {}
     leader.tell("write")
     assert leader.tell("status")["leader"]
     in_doubt = [

@@ -46,10 +46,10 @@ _STANDING = (
     """
 select l.objid, s.log_lock_waits, s.deadlock_timeout, s.log_min_duration
 from (select
-        (select setting from pg_catalog.pg_settings where name = 'log_lock_waits') as log_lock_waits,
-        (select setting from pg_catalog.pg_settings where name = 'deadlock_timeout') as deadlock_timeout,
-        (select setting from pg_catalog.pg_settings where name = 'log_min_duration_statement')
-            as log_min_duration) s
+        pg_catalog.current_setting('log_lock_waits') as log_lock_waits,
+        extract(epoch from cast(pg_catalog.current_setting('deadlock_timeout') as interval)) as deadlock_timeout,
+        case pg_catalog.current_setting('log_min_duration_statement') when '-1' then 0 else extract(epoch from
+            cast(pg_catalog.current_setting('log_min_duration_statement') as interval)) end as log_min_duration) s
 left join pg_catalog.pg_locks l on"""
     + _IS_HELD
 )
@@ -157,12 +157,12 @@ class AdvisorySentinel:
     def standing(self, keys: Sequence[int]) -> set[int]:
         """Return which of the locks are held, and learn on the way how long the next wait may be."""
         rows = self._session.read(Step(_STANDING.format(class_id=CLASS_ID), {}))[0].rows
-        _, log_lock_waits, deadlock_timeout_ms, log_min_duration_ms = rows[0]
+        _, log_lock_waits, deadlock_timeout_s, log_min_duration_s = rows[0]
         self.slice_s = timing.SLICE_S
         if log_lock_waits == "on":
-            self.slice_s = min(self.slice_s, 0.8 * int(deadlock_timeout_ms) / 1000)
-        if int(log_min_duration_ms) > 0:
-            self.slice_s = min(self.slice_s, 0.8 * int(log_min_duration_ms) / 1000)
+            self.slice_s = min(self.slice_s, 0.8 * float(deadlock_timeout_s))
+        if log_min_duration_s > 0:
+            self.slice_s = min(self.slice_s, 0.8 * float(log_min_duration_s))
         return {row[0] for row in rows}.intersection(keys)
 
 

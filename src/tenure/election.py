@@ -178,6 +178,10 @@ class Election:
         with self._engine.changed:
             return self._engine.changed.wait_for(condition, timeout)
 
+    def check_running(self) -> None:
+        """Raise NodeClosed unless the node runs, here in this process."""
+        self._engine.check_running()
+
     def settle(self) -> None:
         """Let a deadline that has passed be announced before anybody asks why."""
         with self._engine.lock:

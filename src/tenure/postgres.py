@@ -86,7 +86,9 @@ class PostgresSession:
         self._server: Server | None = None
         self._fatal = False
         self._notes: list[str] = []
+        self._heard: set[str] = set()
         connection.add_notice_handler(self._noticed)
+        connection.add_notify_handler(lambda note: self._notes.append(note.payload))
         pid, self.started, self.server_start, self.in_recovery, self.synchronous_commit = connection.execute(
             _WHO
         ).fetchone()  # type: ignore[misc]
@@ -156,20 +158,21 @@ class PostgresSession:
 
     def notify(self, namespace: str, payload: str) -> Step | None:
         """Return the step that tells the other nodes when the transaction commits."""
-        parameters = {"channel": self._channel(namespace), "payload": payload}
+        parameters = {"channel": self._channel(namespace, payload.partition(" ")[0]), "payload": payload}
         return Step("select pg_catalog.pg_notify(:channel, :payload)", parameters)
 
-    def listen(self, namespace: str) -> None:
-        """Hear what the other nodes tell."""
-        with self._translated():
-            self.connection.execute(f'listen "{self._channel(namespace)}"')
-            self.connection.add_notify_handler(lambda note: self._notes.append(note.payload))
+    def listen(self, namespace: str, kind: str) -> None:
+        """Hear what the other nodes tell, if it is of this kind. Each has a channel: who need not wake sleeps on."""
+        if kind not in self._heard:
+            with self._translated():
+                self.connection.execute(f'listen "{self._channel(namespace, kind)}"')
+            self._heard.add(kind)
 
-    def _channel(self, namespace: str) -> str:
+    def _channel(self, namespace: str, kind: str) -> str:
         """Return a name of fixed length: LISTEN cuts long names off where NOTIFY refuses them."""
         import hashlib  # noqa: PLC0415 - it loads OpenSSL, which nobody needs who does not come here
 
-        digest = hashlib.sha256(f"{self.dialect.prefix}{namespace}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{self.dialect.prefix}{kind} {namespace}".encode()).hexdigest()
         return f"tenure_{digest[:32]}"
 
     def idle(self, waker: socket.socket, seconds: float | None) -> list[str]:
@@ -250,7 +253,7 @@ class PostgresConnector:
         if purpose != "transaction":  # that one is the application's
             parameters["client_encoding"] = "UTF8"  # or a database in SQL_ASCII would answer with bytes
         try:
-            return psycopg.connect(autocommit=True, prepare_threshold=None, **parameters)  # type: ignore[no-any-return]
+            return psycopg.connect(autocommit=True, **parameters)  # type: ignore[no-any-return]
         except (psycopg.Error, OSError) as error:
             msg = f"cannot connect to {self!r}: {self._scrubbed(str(error))}"
             raise StoreUnavailable(msg) from None
@@ -259,6 +262,7 @@ class PostgresConnector:
         """Open a session of the node's own, with everything set that it relies on."""
         connection = self.connect(purpose)
         try:
+            connection.prepare_threshold = 0  # the same few statements again and again, on a direct connection
             session = PostgresSession(connection, self.dialect)
             self._check(session)
             self._set(session, statement_timeout_s)

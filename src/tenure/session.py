@@ -73,6 +73,10 @@ class Session(Protocol):
         """Return the step that tells the other nodes, delivered on commit; None where they have to look."""
         ...
 
+    def listen(self, namespace: str, kind: str) -> None:
+        """Hear notifications of this kind from now on."""
+        ...
+
     def server(self) -> Server:
         """Return which server this connection leads to."""
         ...

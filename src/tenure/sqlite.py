@@ -104,6 +104,9 @@ class SqliteSession:
         """Return None: nobody can be told, they have to look."""
         return None
 
+    def listen(self, namespace: str, kind: str) -> None:
+        """Do nothing: there is nothing to hear."""
+
     def idle(self, waker: socket.socket, seconds: float | None) -> list[str]:
         """Wait for the waker; there are no notifications."""
         wait_readable([waker], seconds)

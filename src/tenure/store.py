@@ -278,6 +278,7 @@ class Store:
         return asks.Done()
 
     def _leaders(self, ask: asks.Leaders) -> asks.LeadersAre:
+        self.session.listen(self.namespace, "changed")
         (leaders,) = self.session.read(self._step(statements.LEADERS, names=listed(ask.roles)))
         return asks.LeadersAre(tuple(asks.Leader(*row) for row in leaders.rows))
 

@@ -80,6 +80,8 @@ class Term:
         if self.valid:
             return
         self._election.settle()
+        if self._reason is None:
+            self._election.check_running()  # in a forked child nobody would ever end the doubt
         self._election.wait_for(lambda: self._reason is not None or self.valid, None)
         if self._reason is not None:
             raise LeadershipLost(f"role {self.role!r}: the term with token {self.token} is over ({self._reason})")

@@ -143,6 +143,9 @@ class SimSession:
     def notify(self, namespace: str, payload: str) -> Step:  # noqa: ARG002
         return Step("select sim_notify(:payload)", {"payload": payload})
 
+    def listen(self, namespace: str, kind: str) -> None:
+        """Everybody hears everything here."""
+
     def server(self) -> Server:
         return self.connection.server.identity
 
