@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tenure.asks import Held
+from tenure.candidacy import Candidacy
+from tenure.events import Elected
 from tenure.protocol import TABLE, Phase
 
 DESIGN = Path(__file__).parent.parent / "docs" / "design.md"
@@ -29,6 +32,17 @@ def test_every_phase_can_be_reached_and_left_but_the_last():
 
 def test_a_node_can_leave_from_every_phase():
     assert {before for before, event in TABLE if event in ("leave", "left")} == set(Phase) - {Phase.GONE}
+
+
+def test_standing_again_does_not_acquire_what_was_adopted_meanwhile():
+    news = []
+    roles = Candidacy(10.0, news)
+    roles.stand("r")
+    ask = roles.stand_ask("me")
+    roles.reconcile((Held("r", 1),), now=1.0, trusted=True)  # the reply to an earlier acquire was lost
+    roles.stood(ask, now=2.0)
+    assert not roles.wanted
+    assert news == [Elected("r", 1)]
 
 
 if __name__ == "__main__":

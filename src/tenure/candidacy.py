@@ -121,7 +121,7 @@ class Candidacy:
         """Take in that candidacies were written: the roles are worth an attempt."""
         self.unregistered.difference_update(ask.roles)
         self.withdrawn.difference_update(ask.withdrawn)
-        self.wanted.update(self.standing.intersection(ask.roles).difference(self.standing_back(now)))
+        self.wanted.update(self.standing.intersection(ask.roles).difference(self.holding, self.standing_back(now)))
 
     def acquired(self, ask: Acquire, answer: Acquired, now: float, *, trusted: bool) -> None:
         """Take in which roles were acquired, and which are busy."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,9 @@ select pg_catalog.pg_backend_pid(),
 """
 _SET = "select pg_catalog.set_config(%s, %s, false)"
 _START = "select cast(extract(epoch from pg_catalog.pg_postmaster_start_time()) as text)"
+
+
+_GOOD_BYE = re.compile(rb"^(FATAL|PANIC):", re.MULTILINE)
 
 
 def load() -> Any:
@@ -88,6 +92,8 @@ class PostgresSession:
         self._notes: list[str] = []
         self._heard: set[str] = set()
         connection.add_notice_handler(self._noticed)
+        wait = connection.wait
+        connection.wait = lambda operation, *args: wait(self._listening(operation), *args)  # type: ignore[method-assign]
         connection.add_notify_handler(lambda note: self._notes.append(note.payload))
         pid, self.started, self.server_start, self.in_recovery, self.synchronous_commit = connection.execute(
             _WHO
@@ -195,6 +201,22 @@ class PostgresSession:
         if diagnostic.severity_nonlocalized in ("FATAL", "PANIC"):
             self._fatal = True
             self.abort()  # a call that is on its way would wait for the socket's end, which comes after the sentinel's
+
+    def _listening(self, operation: Any) -> Any:
+        """Run an operation of the driver, and cut it short when the server has said good-bye.
+
+        By itself the driver would wait for the end of the connection, and the sentinel falls before that: the others
+        would have their proof first. (A server that says it in another language is heard at the connection's end.)
+        """
+        try:
+            wanted = next(operation)
+            while True:
+                wanted = operation.send((yield wanted))
+                if not self._fatal and _GOOD_BYE.search(self.connection.pgconn.error_message):
+                    self._fatal = True
+                    self.abort()
+        except StopIteration as done:
+            return done.value
 
     def server(self) -> Server:
         """Return which server this is; it cannot change under a connection."""

@@ -506,6 +506,8 @@ class Protocol:
 
     def _stood(self, ask: asks.Stand, _: asks.Done, now: float) -> None:
         self.roles.stood(ask, now)
+        if self.roles.standing_back(now):
+            self._renew_at = now  # does anybody else stand?
 
     def _acquired(self, ask: asks.Acquire, acquired: asks.Acquired, now: float) -> None:
         self.roles.acquired(ask, acquired, now, trusted=self._trusted(now))
