@@ -186,8 +186,8 @@ def main() -> int:
             url = server.create_database(f"bench{number}")
             floor.append(floor_ms(url))
             three.append(failover_ms(url, 3))
+            ten.append(failover_ms(url, 10))
             if number % 3 == 0:
-                ten.append(failover_ms(url, 10))
                 thousand.append(failover_ms(server.create_database(f"many{number}"), 3, roles=1000))
             server.drop_database(f"bench{number}")
         version = server.installation.version
