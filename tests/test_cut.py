@@ -7,17 +7,67 @@ under load), both read True for a moment; docs/guarantees.md names this one case
 
 from __future__ import annotations
 
+import contextlib
 import random
+import socket
+import threading
 import time
+from collections.abc import Iterator
 
 import psycopg
+import pytest
 
+from tenure.postgres import PostgresConnector
+from tenure.session import Gone, Step
 from tests import history
 from tests.cluster import Cluster
 from tests.servers import PostgresServer
 
 TTL_S = 10.0
 CUT = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s"
+
+
+@contextlib.contextmanager
+def relayed(server: PostgresServer) -> Iterator[str]:
+    """A URL to the server that passes everything on except the end of a connection. Good for one connection."""
+
+    def pass_on(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+
+    def serve() -> None:
+        client = open_sockets.enter_context(listener.accept()[0])
+        upstream = open_sockets.enter_context(socket.create_connection((server.listen, server.port)))
+        for source, target in ((client, upstream), (upstream, client)):
+            threading.Thread(target=pass_on, args=(source, target), daemon=True).start()
+
+    with contextlib.ExitStack() as open_sockets:
+        listener = open_sockets.enter_context(socket.create_server(("127.0.0.1", 0)))
+        serving = threading.Thread(target=serve, daemon=True)
+        serving.start()
+        yield f"postgresql://postgres@127.0.0.1:{listener.getsockname()[1]}/postgres"
+        serving.join()
+
+
+@pytest.mark.parametrize("call", ["read", "run", "idle"])
+def test_the_servers_good_bye_is_heard_before_the_connection_ends(postgres_server, call):
+    """Between the two the sentinel falls. Here the connection's end never comes."""
+    one, slow = Step("select 1", {}), Step("select pg_catalog.pg_sleep(5)", {})
+    waker, wakee = socket.socketpair()
+    with relayed(postgres_server) as url, waker, wakee:
+        session = PostgresConnector(url, "tenure", TTL_S, "test").open("control", TTL_S)
+        calls = {
+            "read": lambda: session.read(one, slow, one),
+            "run": lambda: session.run(one, slow, one),
+            "idle": lambda: session.idle(wakee, None),
+        }
+        end = threading.Timer(0.2, postgres_server.execute, ["select pg_terminate_backend(%s)", [session.pid]])
+        end.start()
+        with pytest.raises(Gone):
+            calls[call]()
+        end.join()
+        session.close()
 
 
 class Cutter:

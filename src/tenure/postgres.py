@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import socket
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -42,9 +41,6 @@ select pg_catalog.pg_backend_pid(),
 """
 _SET = "select pg_catalog.set_config(%s, %s, false)"
 _START = "select cast(extract(epoch from pg_catalog.pg_postmaster_start_time()) as text)"
-
-
-_GOOD_BYE = re.compile(rb"^(FATAL|PANIC):", re.MULTILINE)
 
 
 def load() -> Any:
@@ -92,8 +88,6 @@ class PostgresSession:
         self._notes: list[str] = []
         self._heard: set[str] = set()
         connection.add_notice_handler(self._noticed)
-        wait = connection.wait
-        connection.wait = lambda operation, *args: wait(self._listening(operation), *args)  # type: ignore[method-assign]
         connection.add_notify_handler(lambda note: self._notes.append(note.payload))
         pid, self.started, self.server_start, self.in_recovery, self.synchronous_commit = connection.execute(
             _WHO
@@ -132,7 +126,8 @@ class PostgresSession:
     def _pipeline(self) -> Iterator[None]:
         """Send without waiting. The block's error is raised outside: psycopg would log what follows from it."""
         failure: BaseException | None = None
-        with self.connection.pipeline():
+        with self.connection.pipeline() as pipeline:
+            self._listen_to(pipeline)
             try:
                 yield
             except BaseException as error:  # noqa: BLE001 - raised below
@@ -198,25 +193,35 @@ class PostgresSession:
         return notes
 
     def _noticed(self, diagnostic: Any) -> None:
+        """Hear a good-bye that came between two calls."""
         if diagnostic.severity_nonlocalized in ("FATAL", "PANIC"):
-            self._fatal = True
-            self.abort()  # a call that is on its way would wait for the socket's end, which comes after the sentinel's
+            self._good_bye()
 
-    def _listening(self, operation: Any) -> Any:
-        """Run an operation of the driver, and cut it short when the server has said good-bye.
+    def _listen_to(self, pipeline: Any) -> None:
+        """Hear a good-bye that comes as the answer to a call.
 
-        By itself the driver would wait for the end of the connection, and the sentinel falls before that: the others
-        would have their proof first. (A server that says it in another language is heard at the connection's end.)
+        psycopg hands its errors over when everything that was asked has been answered, here by the connection's end;
+        so the results are looked at on their way. If a release of psycopg has no such way, that is when it is heard.
         """
-        try:
-            wanted = next(operation)
-            while True:
-                wanted = operation.send((yield wanted))
-                if not self._fatal and _GOOD_BYE.search(self.connection.pgconn.error_message):
-                    self._fatal = True
-                    self.abort()
-        except StopIteration as done:
-            return done.value
+        pq = load().pq
+        process: Any = getattr(pipeline, "_process_results", None)
+        if process is None:
+            return
+
+        def listening(queued: Any, results: Any) -> None:
+            for result in results:
+                if result.status == pq.ExecStatus.FATAL_ERROR:
+                    severity = result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED)
+                    if severity in (b"FATAL", b"PANIC"):
+                        self._good_bye()
+            process(queued, results)
+
+        pipeline._process_results = listening  # noqa: SLF001 - see above
+
+    def _good_bye(self) -> None:
+        """Cut short whatever is on its way: it would wait for the connection's end, and the sentinel falls before."""
+        self._fatal = True
+        self.abort()
 
     def server(self) -> Server:
         """Return which server this is; it cannot change under a connection."""
