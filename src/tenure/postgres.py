@@ -126,12 +126,15 @@ class PostgresSession:
     def _pipeline(self) -> Iterator[None]:
         """Send without waiting. The block's error is raised outside: psycopg would log what follows from it."""
         failure: BaseException | None = None
-        with self.connection.pipeline() as pipeline:
-            self._listen_to(pipeline)
-            try:
-                yield
-            except BaseException as error:  # noqa: BLE001 - raised below
-                failure = error
+        try:
+            with self.connection.pipeline() as pipeline:
+                self._listen_to(pipeline)
+                try:
+                    yield
+                except BaseException as error:  # noqa: BLE001 - raised below
+                    failure = error
+        except load().Error as consequence:
+            failure = failure or consequence
         if failure is not None:
             raise failure
 
