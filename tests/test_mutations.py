@@ -183,7 +183,7 @@ MUTATIONS = [
         "strict members take a sentinel as well",
         "strict-leader-cut",
         TWO_LEADERS,
-        (("protocol.py", 'return self._sentinels and self.settings.takeover == "instant"', "return self._sentinels"),),
+        (("protocol.py", 'settings.sentinels and self.settings.takeover == "instant"', "settings.sentinels"),),
     ),
     Mutation(
         "no doubt",

@@ -135,8 +135,6 @@ class Opened:
 
     server: Server
     confirmed: Confirmed
-    sentinels: bool = True
-    """Whether a sentinel on this connection means anything."""
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,6 @@ class Protocol:
         self._reopen = _Backoff(self._chance, min(1.0, settings.ttl / 20))
         self._retry = _Backoff(self._chance, 1.0)
         self._server: Server | None = None
-        self._sentinels = settings.sentinels
         self._confirmed: Confirmed | None = None
         self._unconfirmed: tuple[str, float] = ("", NEVER)
 
@@ -389,7 +388,7 @@ class Protocol:
     @property
     def _has_sentinel(self) -> bool:
         """Whether others may act on this node's sentinel: then it takes one, and doubts when it loses it."""
-        return self._sentinels and self.settings.takeover == "instant"
+        return self.settings.sentinels and self.settings.takeover == "instant"
 
     @property
     def _trusted_server(self) -> bool:
@@ -450,7 +449,6 @@ class Protocol:
     def _opened(self, ask: asks.Open, opened: asks.Opened, now: float) -> None:
         self._control_open = True
         self._server = opened.server
-        self._sentinels = self.settings.sentinels and opened.sentinels
         self._see_confirmed(opened.confirmed, now)
         if self._membership is None:
             return

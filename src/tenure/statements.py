@@ -147,11 +147,6 @@ update {roles} set holder = null, reserved_for = :reserved_for, request_token = 
 where namespace = :namespace and name = :role and token = :token and holder = :id
 """
 
-REQUEST = """
-update {roles} set request_token = token, request_to = :to
-where namespace = :namespace and name = :role and holder = :id and token = :token
-"""
-
 # Candidates --------------------------------------------------------------------------------------------------
 
 ADD_ROLES = """
