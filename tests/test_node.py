@@ -190,10 +190,12 @@ def test_name_and_place_show_but_never_the_url(postgres_server):
 
 
 def test_database_that_is_down_is_an_error_at_once_and_without_the_password():
-    url = f"postgresql://someone:{CANARY}@127.0.0.1:{free_port()}/app"
-    began = time.monotonic()
-    with pytest.raises(StoreUnavailable, match="cannot connect to") as error:
-        tenure.Node(url).start()
+    with socket.socket() as taken:  # bound and deaf: refused, and no other test's server can come up there meanwhile
+        taken.bind(("127.0.0.1", 0))
+        url = f"postgresql://someone:{CANARY}@127.0.0.1:{taken.getsockname()[1]}/app"
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="cannot connect to") as error:
+            tenure.Node(url).start()
     assert time.monotonic() - began < 5
     assert CANARY not in str(error.value) + repr(error.value) + repr(error.value.__cause__) + repr(error.value.args)
     assert error.value.__suppress_context__

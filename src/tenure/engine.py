@@ -358,6 +358,8 @@ class Engine:
         try:
             while not self._stop.is_set():
                 with self.lock:
+                    if self._stop.is_set():  # again, under the lock: else close() could notify before the wait begins
+                        break
                     ask = self.protocol.watch(clock.now())
                     if isinstance(ask, float):
                         self.changed.wait(None if ask == NEVER else max(0.0, ask - clock.now()))
