@@ -45,9 +45,9 @@ clean: ## remove everything that make has made
 	rm -rf .venv .tools build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# PostgreSQL's server and `ip` for networks that can be cut, on Debian as root; does nothing where they are there.
+# PostgreSQL's server, a pooler, and `ip` for networks that can be cut, on Debian as root; nothing where they are there.
 system-packages:
-	@scripts/system-packages postgresql iproute2
+	@scripts/system-packages postgresql pgbouncer iproute2
 
 $(READY): pyproject.toml uv.lock scripts/bootstrap
 	@scripts/bootstrap

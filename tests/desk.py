@@ -46,7 +46,7 @@ class Desk:
     """One member's control connection. `with Desk(url) as desk:` connects, creates the tables and joins."""
 
     def __init__(self, url: str, *, join: bool = True, **settings: Any) -> None:
-        values = dict.fromkeys(("namespace", "renew_every", "metadata")) | {
+        values = dict.fromkeys(("namespace", "renew_every", "metadata", "direct_url", "password")) | {
             "name": f"desk-{next(_numbers)}",
             "ttl": 30.0,
             "takeover": "instant",

@@ -40,7 +40,7 @@ INSERT = {
     "sqlite": "insert into ledger (role, token, node) values (?, ?, ?)",
     "postgresql": "insert into ledger (role, token, node) values (%s, %s, %s)",
 }
-SETTINGS = ("ttl", "renew_every", "takeover", "mode", "start")
+SETTINGS = ("ttl", "renew_every", "takeover", "mode", "direct_url", "start")
 PR_SET_PDEATHSIG = 1
 
 

@@ -570,6 +570,74 @@ class PostgresServer:
         return False
 
 
+class Replica(PostgresServer):
+    """A hot standby of `primary`: a copy by the same PostgreSQL that follows it by streaming, until it is promoted.
+
+    It has the primary's settings as of now, and is asynchronous outside of a block of synchronous().
+    """
+
+    def __init__(self, primary: PostgresServer) -> None:
+        self.primary = primary
+        self._upstream = primary.url(host=str(primary.socket_dir))
+        its_own = ("unix_socket_directories", "synchronous_standby_names")
+        settings = {name: value for name, value in primary._settings.items() if name not in its_own}
+        super().__init__(
+            primary.installation,
+            listen=primary.listen,
+            netns=primary.netns,
+            password=primary.password,
+            settings=settings | {"primary_conninfo": self._upstream},
+        )
+
+    def url_of_both(self, dbname: str = "postgres") -> str:
+        """A URL that names the primary and the replica, and leads to whichever takes writes."""
+        login_and_primary, _, path = self.primary.url(dbname).rpartition("/")
+        replica = self.url(dbname).rpartition("/")[0].rpartition("@")[2]
+        return f"{login_and_primary},{replica}/{path}?target_session_attrs=read-write"
+
+    def catch_up(self) -> None:
+        """Return when all that the primary has committed so far can be read here."""
+        [(position,)] = self.primary.execute("select pg_current_wal_lsn()")
+        _wait_for(self, "pg_last_wal_replay_lsn() >= %s", position)
+
+    def cut_off(self) -> None:
+        """End the streaming: nothing that the primary commits from now on comes here, not by its stop either."""
+        self.configure(primary_conninfo="")
+        _wait_for(self, "not exists (select from pg_stat_wal_receiver)")
+
+    def follow(self) -> None:
+        """Stream again after cut_off()."""
+        self.configure(primary_conninfo=self._upstream)
+
+    @contextlib.contextmanager
+    def synchronous(self) -> Iterator[None]:
+        """For the length of a block the primary acknowledges no commit that is not here, too."""
+        with self.primary.configured(synchronous_standby_names="*"):
+            _wait_for(self.primary, "exists (select from pg_stat_replication where sync_state = 'sync')")
+            yield
+
+    def promote(self) -> None:
+        """Make it a primary, on a timeline of its own; return when it takes writes. Stop the old one before."""
+        self.execute("select pg_promote(false)")
+        _wait_for(self, "not pg_is_in_recovery()")
+
+    def _initdb(self) -> None:
+        command = [self._program("pg_basebackup"), "-D", self.data, "-d", self._upstream, "-c", "fast", "--no-sync"]
+        if self._spawn(command, stderr=self._log_file).wait(120) != 0:
+            raise ServerFailed("pg_basebackup failed:\n" + "\n".join(self.log_lines()))
+        (self.data / "standby.signal").touch()
+
+
+def _wait_for(server: PostgresServer, condition: str, *params: Any, timeout: float = 60) -> None:
+    """Ask the server until the condition holds."""
+    deadline = time.monotonic() + timeout
+    while server.execute(f"select {condition}", params) != [(True,)]:
+        if time.monotonic() > deadline:
+            tail = "\n".join(server.log_lines()[-20:])
+            raise ServerFailed(f"it is not true within {timeout} s that {condition}:\n{tail}")
+        time.sleep(0.01)
+
+
 def _alive(process: psutil.Process) -> bool:
     """Whether it still runs. A zombie does not: somebody else's init reaps it when it gets round to it."""
     try:

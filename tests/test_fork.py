@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import json
+import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -12,13 +16,15 @@ import threading
 import time
 import traceback
 import warnings
+import weakref
 
+import psycopg
 import pytest
 
 import tenure
-from tenure import asks
+from tenure import asks, clock, engine
 from tenure.session import Step
-from tests.desk import Desk, Nodes, until
+from tests.desk import QUICK, Desk, Nodes, connected, execute, renewals, until
 
 
 @contextlib.contextmanager
@@ -55,41 +61,88 @@ def raises_closed(call):
 
 
 def test_child_is_never_leader_and_cannot_use_the_node(store_url):
+    """Whatever it calls, also on what it got before the fork: an error that says why, and no wait for ever."""
     with Nodes(store_url, ttl=30) as nodes:
         node = nodes("parent")
         election = node.election("r")
         term = election.wait(20)
+        events, terms = election.events(), node.terms("r")
+        next(terms)
 
         def in_child():
             assert not election.is_leader
             assert not term.valid
             assert election.term is None
-            assert raises_closed(lambda: node.election("r"))
-            assert raises_closed(lambda: election.wait(1))
-            assert raises_closed(election.leader)
-            assert raises_closed(election.resign)
-            with contextlib.suppress(tenure.TenureError):
-                term.ensure()
-                return False
+            assert term.remaining == 0
+            calls = (
+                *(node.start, lambda: node.election("r"), lambda: node.lead("s").__enter__()),
+                *(lambda: next(node.terms("s")), lambda: next(terms), lambda: next(events)),
+                *(election.wait, election.leader, election.candidates, election.history, election.events),
+                *(
+                    election.resign,
+                    election.withdraw,
+                    lambda: election.resign(to="x"),
+                    lambda: election.on_event(print),
+                ),
+                *(term.ensure, term.wait_lost, term.resign, lambda: term.on_lost(print)),
+            )
+            assert [number for number, call in enumerate(calls) if not raises_closed(call)] == []
+            with term:
+                pass
             node.close()  # does nothing, and takes no time
             return True
 
         with forked(in_child) as child:
             assert exit_code(child) == 0
         assert election.is_leader
+        terms.close()
+
+
+def test_callbacks_of_the_parent_are_not_called_in_the_child(sqlite_url):
+    """The parent's trust has run out by the child's clock as well; what follows is the parent's business."""
+    with Nodes(sqlite_url, ttl=30) as nodes:
+        term = nodes("parent").election("r").wait(20)
+        called = []
+        term.on_lost(called.append)
+
+        def in_child():
+            later = clock.now() + 60
+            clock.now = lambda: later
+            assert raises_closed(term.ensure)
+            return not called and term.lost_reason is None
+
+        with forked(in_child) as child:
+            assert exit_code(child) == 0
+
+
+def test_child_may_write_under_the_term_of_its_parent(store_url):
+    """The token travels with whoever writes, on a connection of its own, and the database judges."""
+    with Nodes(store_url, ttl=30) as nodes:
+        term = nodes("parent").election("r").wait(20)
+
+        def write():
+            with term.transaction() as transaction:
+                transaction.execute("create table if not exists ledger (token bigint)")
+                transaction.execute(f"insert into ledger values ({term.token})")
+            return True
+
+        with forked(write) as child:
+            assert exit_code(child) == 0
+        assert execute(store_url, "select token from ledger") == [(1,)]
+        term.resign()
+        with forked(write) as child:
+            assert exit_code(child) == 1, "Fenced"
 
 
 def test_parent_goes_on_leading_after_the_child_has_gone(store_url):
     """Not by a polite good-bye of the child, nor by the end of its process, does the parent lose anything."""
-    with Nodes(store_url, ttl=30) as nodes:
+    with Nodes(store_url, **QUICK) as nodes:
         node = nodes("parent")
         standby = nodes("standby")
         term = node.election("r").wait(20)
         standby.election("r")
 
         def in_child():
-            import gc
-
             node.close()
             gc.collect()
             return True
@@ -97,7 +150,9 @@ def test_parent_goes_on_leading_after_the_child_has_gone(store_url):
         for _ in range(3):
             with forked(in_child) as child:
                 assert exit_code(child) == 0
-        assert not term.wait_lost(1.5)
+        seen = renewals(store_url)[-1]
+        until(lambda: renewals(store_url)[0] > seen + 1, "renewals of both")
+        assert term.valid
         assert node.election("r").leader().token == term.token == 1
         assert not standby.election("r").is_leader
 
@@ -199,10 +254,177 @@ def test_dead_parent_is_succeeded_at_once_although_its_child_lives(store_url):
             parent.kill()
 
 
+CONNECTS = """
+    import os, sys, threading, time, tenure
+    node = tenure.Node(sys.argv[1], name="parent", ttl=30)
+    threading.Thread(target=node.start).start()
+    sys.stdin.readline()
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    print(child, flush=True)
+    while True:
+        print(node.election("r").wait(20).token, flush=True)
+        time.sleep(60)
+"""
+
+
+class Gate:
+    """Leads to a PostgreSQL server, when it is open."""
+
+    def __init__(self, url):
+        self._server = psycopg.conninfo.conninfo_to_dict(url)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"postgresql://{self._server['user']}@127.0.0.1:{self._listener.getsockname()[1]}"
+        self.url += f"/{self._server['dbname']}"
+        self.waiting = threading.Semaphore(0)
+        self.open = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self):
+        self.open.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._lead, args=(client,), daemon=True).start()
+
+    def _lead(self, client):
+        with client, socket.socket(socket.AF_UNIX) as server:
+            self.waiting.release()
+            self.open.wait()
+            server.connect(f"{self._server['host']}/.s.PGSQL.{self._server['port']}")
+            back = threading.Thread(target=self._pump, args=(server, client))
+            back.start()
+            self._pump(client, server)
+            back.join()
+
+    @staticmethod
+    def _pump(source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def test_child_does_not_keep_a_connection_that_was_on_its_way_when_it_was_forked(postgres_url):
+    """No object of the parent's knows of the socket yet, so nobody in the child could let go of it."""
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(CONNECTS)]
+    with contextlib.closing(Gate(postgres_url)) as gate, Nodes(postgres_url, ttl=30) as nodes:
+        with subprocess.Popen([*command, gate.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+            for _ in ("control", "watch"):
+                assert gate.waiting.acquire(timeout=20)
+            parent.stdin.write("fork\n")
+            parent.stdin.flush()
+            child = int(parent.stdout.readline())
+            try:
+                gate.open.set()
+                assert parent.stdout.readline() == "1\n"
+                election = nodes("successor").election("r")
+                until(lambda: len(election.candidates()) == 2, "standing")
+                parent.kill()
+                began = time.monotonic()
+                assert election.wait(20).token == 2
+                assert time.monotonic() - began < 15, "and not after the TTL"
+                os.kill(child, 0)
+            finally:
+                os.kill(child, signal.SIGKILL)
+                parent.kill()
+
+
+EXITS = """
+    import contextlib, os, sys, tenure
+    with tenure.Node(sys.argv[1], name="parent", ttl=30) as node, node.lead("r", timeout=20) as term:
+        postgres = sys.argv[1].startswith("postgres")  # SQLite's transactions must not be carried across a fork
+        with term.transaction() if postgres else contextlib.nullcontext() as transaction:
+            child = os.fork()
+            if child == 0:
+                sys.exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            if postgres:
+                transaction.execute("create table ledger (token bigint)")
+        for child_of in (term, node.election("r")):
+            term.ensure()
+            assert child_of is term or child_of.leader().token == 1
+    print("the end")
+"""
+
+
+def test_child_may_end_as_any_process_does(store_url):
+    """It leaves every block that the parent is in, runs exit handlers and finalisers; nothing of that is heard."""
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(EXITS), store_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
+    assert "Traceback" not in done.stderr
+    if store_url.startswith("postgres"):
+        assert execute(store_url, "select * from ledger") == [], "the parent's transaction went through"
+
+
+def test_thread_may_fork(store_url):
+    with Nodes(store_url, ttl=30) as nodes:
+        election = nodes("parent").election("r")
+        election.wait(20)
+        codes = []
+
+        def fork():
+            with forked(lambda: not election.is_leader and raises_closed(election.leader)) as child:
+                codes.append(exit_code(child))
+
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join(30)
+        assert codes == [0]
+        assert election.leader().token == election.term.token == 1
+
+
+def test_nodes_that_come_and_go_leave_nothing_behind(sqlite_url, monkeypatch):
+    """What is registered for forks stays for the life of the process: it must not be something of each node's."""
+    hooks = []
+    monkeypatch.setattr(os, "register_at_fork", lambda **functions: hooks.append(functions))
+    with tenure.Node(sqlite_url) as node:
+        assert node._engine in engine._running
+    assert node._engine not in engine._running
+    gone = weakref.ref(node._engine)
+    del node
+    gc.collect()
+    assert hooks == []
+    assert gone() is None
+
+
+inherited = []
+"""What a pool's workers find when they are forked."""
+
+
+def believes(_):
+    (election,) = inherited
+    return os.getpid(), election.is_leader, raises_closed(election.leader)
+
+
+def test_workers_of_a_pool_never_lead(postgres_url):
+    with Nodes(postgres_url, **QUICK) as nodes, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        election = nodes("parent").election("r")
+        term = election.wait(20)
+        inherited[:] = [election]
+        try:
+            with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+                answers = pool.map(believes, range(6), chunksize=1)
+        finally:
+            inherited.clear()
+        assert {answer[1:] for answer in answers} == {(False, True)}
+        assert len({pid for pid, *_ in answers}) == 6
+        assert term.valid
+        assert election.leader().token == 1
+
+
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_multiprocessing_leaves_the_parent_leading(sqlite_url, method):
-    import multiprocessing
-
     with Nodes(sqlite_url, ttl=30) as nodes, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         election = nodes("parent").election("r")
@@ -212,3 +434,142 @@ def test_multiprocessing_leaves_the_parent_leading(sqlite_url, method):
         worker.join(30)
         assert worker.exitcode == 0
         assert term.valid
+
+
+# --- gunicorn -----------------------------------------------------------------------------------------------
+
+CONFIG = """
+import app
+preload_app = True
+accesslog = None
+control_socket_disable = True
+"""
+APP = """
+import json, os, tenure
+
+def start(**settings):
+    global node, election
+    node = tenure.Node(ttl=10, renew_every=0.3, **settings).start()
+    election = node.election("r")
+
+def application(environ, start_response):
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    yield f"{os.getpid()}\\n".encode()
+    environ["wsgi.input"].read(1)  # until every worker has a request
+    answer = {"is_leader": election.is_leader}
+    try:
+        answer["token"] = election.leader().token
+    except tenure.NodeClosed as error:
+        answer["error"] = str(error)
+    yield json.dumps(answer).encode()
+"""
+
+
+class Gunicorn:
+    """A gunicorn master and its workers, with APP preloaded."""
+
+    def __init__(self, url, directory, workers, config="", app=""):
+        (directory / "app.py").write_text(APP + textwrap.dedent(app))
+        (directory / "gunicorn.conf.py").write_text(CONFIG + textwrap.dedent(config))
+        self.workers = workers
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._log = directory / "gunicorn.log"
+        command = [sys.executable, "-W", "ignore", "-m", "gunicorn", "app:application", f"--workers={workers}"]
+        descriptor = self._listener.fileno()
+        with self._log.open("wb") as log:
+            self.master = subprocess.Popen(
+                [*command, f"--bind=fd://{descriptor}"],
+                cwd=directory,
+                env=os.environ | {"TENURE_URL": url},
+                pass_fds=[descriptor],
+                stderr=log,
+            )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if self.master.poll() is None:
+            self.master.terminate()
+        self.master.wait(30)
+        self._listener.close()
+        if kind is not None:
+            print(self._log.read_text())
+        else:
+            assert "Traceback" not in self._log.read_text()
+
+    def ask(self):
+        """What each of the workers has to say, by its pid: a worker that has one request cannot take another."""
+        with contextlib.ExitStack() as stack:
+            answers = {}
+            requests = []
+            for _ in range(self.workers):
+                connection = stack.enter_context(socket.create_connection(self._listener.getsockname(), timeout=30))
+                connection.sendall(b"POST / HTTP/1.0\r\nContent-Length: 1\r\n\r\n")
+                requests.append((connection, stack.enter_context(connection.makefile("rb"))))
+            pids = []
+            for _, reply in requests:
+                while reply.readline().strip():
+                    pass
+                pids.append(int(reply.readline()))
+            for pid, (connection, reply) in zip(pids, requests, strict=True):
+                connection.sendall(b".")
+                answers[pid] = json.loads(reply.read())
+            assert len(answers) == self.workers
+            return answers
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def one_url(request):
+    return request.getfixturevalue(f"{request.param}_url")
+
+
+def test_gunicorn_master_that_made_a_node_leads_and_its_workers_never_do(one_url, tmp_path):
+    """The mistake that people make: a node started by the import of a preloaded application."""
+    app = "start(name='master'); election.wait(20)"
+    with Nodes(one_url, **QUICK) as nodes, Gunicorn(one_url, tmp_path, 2, app=app) as gunicorn:
+
+        def workers_are_no_leaders(*, without):
+            answers = gunicorn.ask()
+            if not without.isdisjoint(answers):
+                return None  # still on its way out
+            for answer in answers.values():
+                assert not answer["is_leader"]
+                assert "node 'master' belongs to the parent process: make a node of its own" in answer["error"]
+            return set(answers)
+
+        first = workers_are_no_leaders(without=set())
+        standby = nodes("standby").election("r")
+        until(lambda: len(standby.candidates()) == 2, "standing")
+        os.kill(min(first), signal.SIGKILL)
+        second = until(lambda: workers_are_no_leaders(without={min(first)}), "a worker in its place")
+        gunicorn.master.send_signal(signal.SIGHUP)
+        until(lambda: workers_are_no_leaders(without=first | second), "workers reloaded")
+        seen = renewals(one_url)[-1]
+        until(lambda: renewals(one_url)[0] > seen + 1, "renewals of both")
+        leader = standby.leader()
+        assert (leader.name, leader.token) == ("master", 1)
+        gunicorn.master.terminate()
+        assert gunicorn.master.wait(30) == 0
+        assert standby.wait(20).token == 2
+
+
+def test_gunicorn_workers_with_a_node_each_elect_one_of_them(one_url, tmp_path):
+    """The right way: each makes its own, after the fork."""
+    config = """
+        def post_worker_init(worker):
+            app.start()
+    """
+    with Gunicorn(one_url, tmp_path, 3, config=config) as gunicorn:
+
+        def leader(above):
+            answers = gunicorn.ask()
+            leaders = [(pid, answer["token"]) for pid, answer in answers.items() if answer["is_leader"]]
+            assert len(leaders) <= 1
+            return leaders[0] if leaders and leaders[0][1] > above else None
+
+        pid, token = until(lambda: leader(above=0), "a leader")
+        os.kill(pid, signal.SIGKILL)
+        successor, later = until(lambda: leader(above=token), "a successor")
+        assert successor != pid
+        assert later == token + 1

@@ -183,7 +183,7 @@ MUTATIONS = [
         "strict members take a sentinel as well",
         "strict-leader-cut",
         TWO_LEADERS,
-        (("protocol.py", 'settings.sentinels and self.settings.takeover == "instant"', "settings.sentinels"),),
+        (("protocol.py", 'self._sentinels and self.settings.takeover == "instant"', "self._sentinels"),),
     ),
     Mutation(
         "no doubt",

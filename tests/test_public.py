@@ -21,23 +21,27 @@ SOURCES = sorted((REPOSITORY / "src" / "tenure").rglob("*.py"))
 
 PUBLIC = {
     *("Node", "Election", "Term", "Transaction"),
+    *("AsyncNode", "AsyncElection", "AsyncTerm", "AsyncTransaction"),
     *("Event", "Elected", "Suspended", "Resumed", "Deposed", "LeaderChanged"),
     *("Candidate", "LeaderInfo", "TermRecord"),
     *("TenureError", "ConfigError", "StoreUnavailable", "PoolerDetected", "WaitTimeout", "NodeClosed"),
     *("NotLeader", "LeadershipLost", "Fenced"),
-    "__version__",
+    *("fence_sql", "__version__"),
 }
 
 LAYERS = (
     # From values up to facades. A module may import from rows above its own, and from its own row.
-    {"version", "errors", "timing", "clock", "events", "asks", "dialects"},
+    {"version", "errors", "timing", "clock", "events", "asks", "dialects", "mounts"},
     {"statements", "session", "settings", "candidacy", "observation"},
     {"protocol", "schema", "store", "watch"},
     {"values", "postgres", "sqlite", "advisory"},
+    {"locking"},
     {"connections", "backends", "dispatch"},
     {"engine"},
     {"term", "election"},
-    {"node"},
+    {"node", "loops"},
+    {"async_term", "async_election"},
+    {"async_node"},
     {"__init__"},
 )
 DRIVERS_AND_FRAMEWORKS = {"psycopg", "pymysql", "asyncpg", "sqlalchemy", "django", "asyncio", "anyio", "trio"}

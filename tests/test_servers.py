@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -172,6 +173,56 @@ def test_port_taken_meanwhile_is_given_up_for_another(postgres_server):
             another.listen()
             with pytest.raises(ServerFailed, match="could not bind"):
                 server.start()
+
+
+def test_replica_follows_its_primary_until_it_is_cut_off_or_promoted(every_replica):
+    replica, primary = every_replica, every_replica.primary
+    with contextlib.closing(primary.connect()) as connection:
+        connection.execute("drop table if exists followed; create table followed as select 1 as n")
+        replica.catch_up()
+        assert replica.execute("select n from followed") == [(1,)]
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            replica.execute("insert into followed values (0)")
+        replica.cut_off()
+        connection.execute("insert into followed values (2)")
+        assert replica.execute("select n from followed") == [(1,)]
+        replica.follow()
+        replica.catch_up()
+        assert replica.execute("select n from followed") == [(1,), (2,)]
+        replica.cut_off()
+        connection.execute("insert into followed values (3)")
+    primary.stop()  # which would send it, if anybody listened
+    replica.promote()
+    replica.execute("insert into followed values (4)")
+    assert replica.execute("select n from followed") == [(1,), (2,), (4,)]
+    assert replica.execute("select substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)") == [("00000002",)]
+
+
+def test_url_of_both_leads_to_the_one_that_takes_writes(replica):
+    def port():
+        with psycopg.connect(replica.url_of_both()) as connection:
+            return connection.info.port
+
+    assert port() == replica.primary.port
+    replica.primary.stop()
+    replica.promote()
+    assert port() == replica.port
+
+
+def test_primary_waits_for_its_synchronous_replica(replica):
+    primary = replica.primary
+    with ThreadPoolExecutor() as pool, replica.synchronous():
+        replica.cut_off()
+        commit = pool.submit(primary.execute, "drop table if exists waited; create table waited ()")
+        deadline = time.monotonic() + 30
+        while not any(backend.wait_event == "SyncRep" for backend in primary.backends()):
+            assert not commit.done()
+            assert time.monotonic() < deadline
+        replica.follow()
+        commit.result(30)
+        primary.stop("immediate")
+    replica.promote()
+    assert replica.execute("select * from waited") == []
 
 
 @needs_root

@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING
 from tenure.version import __version__
 
 if TYPE_CHECKING:
+    from tenure.async_election import AsyncElection
+    from tenure.async_node import AsyncNode
+    from tenure.async_term import AsyncTerm, AsyncTransaction
+    from tenure.connections import fence_sql
     from tenure.election import Election
     from tenure.errors import (
         ConfigError,
@@ -35,6 +39,10 @@ if TYPE_CHECKING:
     from tenure.values import Candidate, LeaderInfo, TermRecord
 
 _HOMES = {
+    "tenure.async_election": ("AsyncElection",),
+    "tenure.async_node": ("AsyncNode",),
+    "tenure.async_term": ("AsyncTerm", "AsyncTransaction"),
+    "tenure.connections": ("fence_sql",),
     "tenure.election": ("Election",),
     "tenure.errors": (
         "ConfigError",
@@ -56,6 +64,10 @@ _HOMES = {
 nothing in the many processes of an application that never elect anybody."""
 
 __all__ = [
+    "AsyncElection",
+    "AsyncNode",
+    "AsyncTerm",
+    "AsyncTransaction",
     "Candidate",
     "ConfigError",
     "Deposed",
@@ -79,6 +91,7 @@ __all__ = [
     "Transaction",
     "WaitTimeout",
     "__version__",
+    "fence_sql",
 ]
 
 

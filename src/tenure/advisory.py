@@ -11,6 +11,7 @@ The lock belongs to the connection, so the server frees it when the process dies
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Sequence
 
@@ -32,8 +33,8 @@ _RELEASE = "select pg_catalog.pg_advisory_unlock({class_id}, :key)"
 _LOCK_TIMEOUT = "select pg_catalog.set_config('lock_timeout', :value, false)"
 _WAIT = """
 do $wait$ begin
-    perform pg_catalog.pg_advisory_lock_shared({class_id}, {key});
-    perform pg_catalog.pg_advisory_unlock_shared({class_id}, {key});
+    perform pg_catalog.pg_advisory_lock_shared({lock});
+    perform pg_catalog.pg_advisory_unlock_shared({lock});
 exception when lock_not_available then null;
 end $wait$
 """
@@ -115,6 +116,14 @@ class AdvisorySentinel:
         """Take the lock exclusively; False if somebody else has it."""
         return bool(self._session.read(Step(_TRY.format(class_id=CLASS_ID), {"key": key}))[0].rows[0][0])
 
+    def holds(self) -> bool:
+        """Whether a lock that was taken shows in the server's list: on some look-alikes it is a word without effect."""
+        key = random.getrandbits(31)
+        taken = self.hold(key)
+        shows = key in self.standing([key])
+        self.release(key)
+        return taken and shows
+
     def retake(self, key: int) -> bool:
         """Take the lock again; an older connection of ours that still has it is terminated first.
 
@@ -148,11 +157,15 @@ class AdvisorySentinel:
 
     def wait(self, key: int, seconds: float) -> None:
         """Wait until nobody holds the lock, for so long at most, and leave nothing held and nothing in the log."""
+        self.wait_for(f"{CLASS_ID}, {int(key)}", seconds)
+
+    def wait_for(self, lock: str, seconds: float) -> None:
+        """Wait for any advisory lock, named as the server's functions want it."""
         wait_ms = max(1, round(seconds * 1000))
         if wait_ms != self._wait_ms:
             self._session.read(Step(_LOCK_TIMEOUT, {"value": f"{wait_ms}ms"}))
             self._wait_ms = wait_ms
-        self._session.read(Step(_WAIT.format(class_id=CLASS_ID, key=int(key)), {}))
+        self._session.read(Step(_WAIT.format(lock=lock), {}))
 
     def standing(self, keys: Sequence[int]) -> set[int]:
         """Return which of the locks are held, and learn on the way how long the next wait may be."""

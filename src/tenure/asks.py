@@ -135,6 +135,8 @@ class Opened:
 
     server: Server
     confirmed: Confirmed
+    sentinels: bool = True
+    """Whether a sentinel can be held on this connection; not where it leads through a pooler."""
 
 
 @dataclass(frozen=True)

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import sqlite3
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from tenure import schema, timing
 from tenure.advisory import AdvisorySentinel, AdvisoryWatcher
 from tenure.asks import End, Opened, Verdict
-from tenure.errors import ConfigError, StoreUnavailable
-from tenure.postgres import PostgresConnector
+from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
+from tenure.locking import LockBook, LockStore, LockWatch
+from tenure.postgres import PostgresConnector, PostgresSession
 from tenure.session import Failed, Sentinel, Session
-from tenure.settings import NodeSettings
-from tenure.sqlite import FileSentinel, SqliteConnector, SqliteWatcher
+from tenure.settings import NodeSettings, check_encoding
+from tenure.sqlite import FileSentinel, SqliteConnector
 from tenure.store import Identity, Oust, Store
 from tenure.version import __version__
-from tenure.watch import Watch
+from tenure.watch import Bystander, NoSentinel, Watch
+
+log = logging.getLogger("tenure.backends")
 
 
 class LaneSession(Session, Protocol):
@@ -34,13 +39,16 @@ class LaneSession(Session, Protocol):
         """Make whatever hangs on this connection fail at once, from any thread."""
         ...
 
-    def abandon(self) -> None:
-        """Let go of what a forked child inherited, without a word to the server."""
-        ...
-
 
 class Backend(Protocol):
     """One node's way to its database."""
+
+    mode: str | None
+    """How leaders are elected: ``hybrid``, ``lease`` or ``lock``; None before the first connection has shown it."""
+    book: LockBook | None
+    """The locks of roles in mode ``lock``; None in every other mode."""
+    stop: threading.Event
+    """Set when the node is closed: whoever waits lets go."""
 
     def open_control(self) -> tuple[Store, LaneSession, Opened]:
         """Connect the control lane; create the tables if need be."""
@@ -55,46 +63,131 @@ class Backend(Protocol):
         ...
 
 
+NOT_FENCEABLE = (
+    "mode='lock' has no fencing token, so nothing can be fenced: a paused leader's late write is not refused. Use "
+    "mode='hybrid', which needs tables"
+)
 _REHEARSAL = End("", (Verdict("", "death", "", epoch=0, server_start=""),))
 """Ends nobody. A connection is quicker at what it has done before, and this must be quick when it counts."""
 
 
 class PostgresBackend:
-    """PostgreSQL, reached directly."""
+    """PostgreSQL, reached directly or through a pooler."""
+
+    mode: str | None = None
+    book: LockBook | None = None
 
     def __init__(self, settings: NodeSettings) -> None:
-        """Check the URL; connect later."""
+        """Check the URLs; connect later."""
         self._settings = settings
-        self._connector = PostgresConnector(
-            settings.url, settings.schema, settings.ttl, label=f"{settings.namespace}/{settings.name}"
-        )
+        self._application = _connector(settings, settings.url)
+        self._connector = _connector(settings, settings.direct_url) if settings.direct_url else self._application
+        self.stop = threading.Event()
 
     def open_control(self) -> tuple[Store, LaneSession, Opened]:
         """Connect, create the tables, and listen."""
         session = self._connector.open("control", self._settings.renew_every)
         with _closing_on_error(session):
+            refuse_pooler(self._settings, session)
+            if session.pooled:
+                self._picked("lease", "the URL leads through a connection pooler")
+                store, opened = _prepared(session, NoSentinel(self.stop), self._settings)
+                return store, session, replace(opened, sentinels=False)
             sentinel = AdvisorySentinel(session)
+            holds = sentinel.holds()
+            if not holds and self._settings.mode == "hybrid":
+                raise StoreUnavailable(
+                    "mode='hybrid' needs advisory locks, and they lock nothing on this server: use mode='lease', or "
+                    "'auto', which picks it"
+                )
+            if self._settings.mode == "lease" or not holds:
+                self._picked("lease", "advisory locks lock nothing on this server")
+            else:
+                self._picked("hybrid", "the connection is direct and advisory locks hold")
             store, opened = _prepared(session, sentinel, self._settings, sentinel.oust)
             session.listen(self._settings.namespace, "vacant")
             store.perform(_REHEARSAL)
-        return store, session, opened
+        return store, session, replace(opened, sentinels=holds)
+
+    def _picked(self, mode: str, why: str) -> None:
+        """Say once which mode was picked and why, and what it costs if it is not the best one."""
+        if self.mode == mode:
+            return
+        self.mode = mode
+        if self._settings.mode != "auto":
+            return
+        if mode == "hybrid":
+            log.info("node %s: mode hybrid: %s", self._settings.name, why)
+        else:
+            log.warning(
+                "node %s: mode lease: %s, so a crash is noticed after the TTL instead of at once; direct_url= with a "
+                "URL that leads to PostgreSQL itself brings that back",
+                self._settings.name,
+                why,
+            )
 
     def open_watch(self) -> tuple[Watch, LaneSession]:
         """Connect for looking and waiting."""
         session = self._connector.open("watch", timing.SLICE_S + self._settings.renew_every)
+        with _closing_on_error(session):
+            refuse_pooler(self._settings, session)
+        namespace = self._settings.namespace
+        if session.pooled:  # no knock counts: the pooler accepts connections whatever the server does
+            return Watch(session, NoSentinel(self.stop), Bystander(), namespace, _never_open), session
         sentinel = AdvisorySentinel(session)
-        watcher = AdvisoryWatcher(session, sentinel)
-        return Watch(session, sentinel, watcher, self._settings.namespace, self._connector.knock), session
+        return Watch(session, sentinel, AdvisoryWatcher(session, sentinel), namespace, self._connector.knock), session
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Any]:
         """Connect for the application and open a transaction."""
-        with self._connector.connect("transaction") as connection, connection.transaction():
-            yield connection
+        with self._application.connect("transaction") as connection:
+            # A pooler would give what is prepared here to its next client, who cannot prepare the same again.
+            connection.prepare_threshold = None
+            with connection.transaction():
+                yield connection
+
+
+class LockBackend:
+    """PostgreSQL's advisory locks alone."""
+
+    mode: str | None = "lock"
+
+    def __init__(self, settings: NodeSettings) -> None:
+        """Check the URL; connect later."""
+        self._settings = settings
+        self._connector = _connector(settings, settings.direct_url or settings.url)
+        self.book: LockBook | None = LockBook(settings.namespace)
+        self.stop = threading.Event()
+
+    def open_control(self) -> tuple[Store, LaneSession, Opened]:
+        """Connect; create nothing."""
+        session = self._connector.open("control", self._settings.renew_every)
+        with _closing_on_error(session):
+            refuse_pooler(self._settings, session)
+            if not AdvisorySentinel(session).holds():
+                raise StoreUnavailable("mode='lock' needs advisory locks, and they lock nothing here: use mode='lease'")
+        assert self.book is not None
+        store = LockStore(session, self._settings.namespace, _identity(), self.book)
+        return store, session, Opened(*store.open(timing.DEFAULT_MAX_TTL_S))
+
+    def open_watch(self) -> tuple[Watch, LaneSession]:
+        """Connect for looking and waiting."""
+        session = self._connector.open("watch", timing.SLICE_S + self._settings.renew_every)
+        with _closing_on_error(session):
+            refuse_pooler(self._settings, session)
+        assert self.book is not None
+        return LockWatch(session, self._settings.namespace, self.book), session
+
+    def transaction(self) -> contextlib.AbstractContextManager[Any]:
+        """Refuse: there is no token to fence with."""
+        raise ConfigError(NOT_FENCEABLE)
 
 
 class SqliteBackend:
     """A SQLite file on this machine."""
+
+    mode: str | None = None
+    book: LockBook | None = None
 
     def __init__(self, settings: NodeSettings) -> None:
         """Name the file; create it later."""
@@ -112,6 +205,7 @@ class SqliteBackend:
                 session, FileSentinel(self._connector.sentinels, session, self.stop), self._settings
             )
             self._connector.hurry(session)
+        self.mode = "lease" if self._settings.mode == "lease" else "hybrid"
         return store, session, opened
 
     def open_watch(self) -> tuple[Watch, LaneSession]:
@@ -119,7 +213,7 @@ class SqliteBackend:
         session = self._connector.open()
         self._connector.hurry(session)
         sentinel = FileSentinel(self._connector.sentinels, session, self.stop)
-        return Watch(session, sentinel, SqliteWatcher(), self._settings.namespace, _always_open), session
+        return Watch(session, sentinel, Bystander(), self._settings.namespace, _always_open), session
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -136,6 +230,8 @@ class SqliteBackend:
 
 def backend_for(settings: NodeSettings) -> Backend:
     """Return the way to the database that the settings name."""
+    if settings.mode == "lock":
+        return LockBackend(settings)
     return SqliteBackend(settings) if settings.database == "sqlite" else PostgresBackend(settings)
 
 
@@ -144,26 +240,54 @@ def _prepared(
 ) -> tuple[Store, Opened]:
     try:
         schema.prepare(session)
+        schema.check_privileges(session)
     except Failed as error:
-        raise StoreUnavailable(
-            f"cannot prepare the tables: {str(error).splitlines()[0]} (the database user needs CREATE on the database, "
-            f"or, once the tables are there, USAGE on schema {settings.schema!r} and all rights on its tables)"
-        ) from None
-    identity = Identity(socket.gethostname(), os.getpid(), __version__)
-    store = Store(session, sentinel, settings.namespace, identity, oust)
+        msg = f"cannot prepare the tables: {str(error).splitlines()[0]}"
+        if session.dialect.name == "postgresql":
+            msg += (
+                " (the database user needs CREATE on the database or, once the tables are there, USAGE on schema "
+                f"{settings.schema!r} and SELECT, INSERT, UPDATE and DELETE on its tables)"
+            )
+        raise StoreUnavailable(msg) from None
+    for what, name in (("namespace", settings.namespace), ("name", settings.name)):
+        check_encoding(what, name, session.encoding)
+    store = Store(session, sentinel, settings.namespace, _identity(), oust)
     server, confirmed = store.open(max(settings.ttl, timing.DEFAULT_MAX_TTL_S))
     if settings.ttl > confirmed.max_ttl:
         raise ConfigError(
             f"ttl={settings.ttl:g} is above the largest permitted in namespace {settings.namespace!r}, "
             f"{confirmed.max_ttl:g}: use a shorter one, or raise it: "
-            f"update {session.dialect.prefix}namespaces set max_ttl_ms = {settings.ttl * 1000:.0f}"
+            f"update {session.dialect.prefix}namespaces set max_ttl_ms = {settings.ttl * 1000:.0f} where name = …"
         )
     return store, Opened(server, confirmed)
+
+
+def refuse_pooler(settings: NodeSettings, session: PostgresSession) -> None:
+    """Raise where a lock of the session's is wanted and the session is not the node's own."""
+    if session.pooled and (settings.direct_url or settings.mode in ("hybrid", "lock")):
+        what = "direct_url" if settings.direct_url else f"mode={settings.mode!r} needs a direct connection, and the URL"
+        raise PoolerDetected(
+            f"{what} leads through a connection pooler, where a session's lock belongs to nobody: give a direct_url= "
+            "that leads to PostgreSQL itself, or use mode='lease'"
+        )
+
+
+def _connector(settings: NodeSettings, url: str) -> PostgresConnector:
+    label = f"{settings.namespace}/{settings.name}"
+    return PostgresConnector(url, settings.schema, settings.ttl, label, settings.password)
+
+
+def _identity() -> Identity:
+    return Identity(socket.gethostname(), os.getpid(), __version__)
 
 
 def _always_open() -> str:
     """Return SQLite's one server: a file does not shut down."""
     return "sqlite"
+
+
+def _never_open() -> None:
+    """Return no server: nothing was learnt."""
 
 
 @contextlib.contextmanager

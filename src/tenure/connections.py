@@ -1,14 +1,33 @@
-"""The one place that knows how to run a text on a connection of the caller's."""
+"""The fence on a connection of the caller's, of whatever driver.
+
+The database judges; what stands here carries the question in and the verdict out. Three things hold for every kind of
+connection:
+
+- the check is part of the caller's transaction. Where there is none (autocommit) it would hold for nothing, and is
+  refused;
+- after a refusal the transaction cannot commit, even if the caller swallows the exception: on PostgreSQL because the
+  refusal is an error of the server, on SQLite because it has been rolled back;
+- a driver's error becomes one of ours in one place, by its SQLSTATE (``_verdict``).
+
+A kind is known by the names of its classes, so that no driver is imported that the caller has not imported.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sqlite3
-from typing import Any, Protocol
+import sys
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Protocol, TypeVar
 
-from tenure import schema, statements
+from tenure import schema as tables
+from tenure import statements
 from tenure.dialects import SQLITE, postgresql
-from tenure.errors import ConfigError, Fenced
-from tenure.postgres import load
+from tenure.errors import ConfigError, Fenced, TenureError
+from tenure.postgres import load, shut_down
+from tenure.settings import check_bound, check_name, check_schema
 
 
 class Claim(Protocol):
@@ -41,16 +60,31 @@ def fence(connection: Any, claim: Claim, bound_s: float) -> None:
 
     Raises Fenced if it is not; the transaction then cannot commit.
     """
-    modules = {kind.__module__.partition(".")[0] for kind in type(connection).__mro__}
+    how = _kind(connection, _KINDS)
+    if how is None:
+        raise _unknown(connection)
+    how(connection, claim, bound_s)
+
+
+async def fence_async(connection: Any, claim: Claim, bound_s: float) -> None:
+    """Do as ``fence`` does, on a connection whose driver is asynchronous."""
+    how = _kind(connection, _ASYNC_KINDS)
+    if how is None:
+        raise _unknown(connection)
+    await how(connection, claim, bound_s)
+
+
+def is_async(connection: Any) -> bool:
+    """Whether the connection is one for ``fence_async``."""
+    return _kind(connection, _ASYNC_KINDS) is not None
+
+
+def cut(connection: Any) -> None:
+    """Make whatever is under way on a connection of ``term.transaction()`` fail at once, from any thread."""
     if isinstance(connection, sqlite3.Connection):
-        _fence_sqlite(connection, claim)
-    elif "psycopg" in modules and hasattr(connection, "pgconn") and not hasattr(connection, "__aenter__"):
-        _fence_psycopg(connection, claim, bound_s)
+        connection.interrupt()
     else:
-        raise ConfigError(
-            f"cannot fence a {type(connection).__module__}.{type(connection).__qualname__}: pass a psycopg or sqlite3 "
-            "connection"
-        )
+        shut_down(connection)
 
 
 def in_transaction(connection: Any) -> bool:
@@ -60,52 +94,277 @@ def in_transaction(connection: Any) -> bool:
     return bool(connection.info.transaction_status != load().pq.TransactionStatus.IDLE)
 
 
-def _fence_psycopg(connection: Any, claim: Claim, bound_s: float) -> None:
-    psycopg = load()
-    status = connection.info.transaction_status
-    if connection.autocommit and status == psycopg.pq.TransactionStatus.IDLE:
-        raise ConfigError(_AUTOCOMMIT)
-    text = f"select {postgresql(claim.schema).prefix}fence(%s, %s, %s, %s, %s)"
-    parameters = (claim.namespace, claim.role, claim.token, claim.member_id, max(1, round(bound_s * 1000)))
-    try:
-        # A cursor of our own, whatever kind of cursor and rows the caller's connection makes; the fetch waits for the
-        # verdict where the caller is in pipeline mode.
-        cursor = psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row)
-        cursor.execute(text, parameters, prepare=False).fetchone()
-    except psycopg.Error as error:
-        if error.sqlstate == schema.FENCED:
-            raise _refused(claim) from None
-        if error.sqlstate == schema.NOT_FENCED_HERE:
-            raise ConfigError(_SAVEPOINT) from None
-        if error.sqlstate in ("3F000", "42883", "42P01"):
-            raise ConfigError(_ELSEWHERE) from None
-        if error.sqlstate == "40001":
-            raise Fenced(f"role {claim.role!r}: a term changed since this transaction began", retryable=True) from error
-        raise
+def fence_sql(
+    role: str, *, namespace: str = "default", schema: str = "tenure", bound: float = 10.0, database: str = "postgresql"
+) -> str:
+    """Return the fence as a statement, for programs in other languages; ``database`` is postgresql or sqlite.
 
-
-def _fence_sqlite(connection: sqlite3.Connection, claim: Claim) -> None:
-    """Fence by a write that changes nothing: it takes the one write lock, until the transaction ends.
-
-    SQLite keeps that lock through a rollback to a savepoint, so savepoints do no harm here.
+    It takes a term's token and member id, as ``$1`` and ``$2`` on PostgreSQL, as ``?1`` and ``?2`` on SQLite, and must
+    run inside the transaction that it fences, before any savepoint. PostgreSQL raises SQLSTATE TN001 if the term is
+    over, and ends a transaction that lasts longer than ``bound`` seconds. SQLite changes one row if the term is the
+    latest; if it changes none, roll back.
     """
-    automatic = getattr(connection, "autocommit", None) is True or connection.isolation_level is None
-    if automatic and not connection.in_transaction:
-        raise ConfigError(_AUTOCOMMIT)
-    parameters = {"namespace": claim.namespace, "role": claim.role, "token": claim.token, "id": claim.member_id}
+    names = check_name("namespace", namespace), check_name("role", role)
+    prefix, bound_ms = postgresql(check_schema(schema)).prefix, _milliseconds(check_bound(bound))
+    if database == "postgresql":
+        return _call(prefix, *map(_postgres_literal, names), "$1", "$2", str(bound_ms))
+    if database == "sqlite":
+        places = dict(
+            zip(("namespace", "role", "token", "id"), (*map(_sqlite_literal, names), "?1", "?2"), strict=True)
+        )
+        return re.sub(r":(\w+)", lambda match: places[match[1]], SQLITE.text(statements.FENCE_BY_UPDATE)).strip()
+    raise ConfigError(f"database={database!r} must be 'postgresql' or 'sqlite'")
+
+
+# --- verdicts -----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _judged(claim: Claim) -> Iterator[None]:
+    """Turn a driver's error into what it says about the claim; leave alone what says nothing about it."""
     try:
-        fenced = connection.execute(SQLITE.text(statements.FENCE_BY_UPDATE), parameters).rowcount
-    except sqlite3.OperationalError as error:
-        connection.rollback()
-        if "no such table" in str(error):
-            raise ConfigError(_ELSEWHERE) from None
-        if "locked" not in str(error):  # busy, that is; anything else is not about the term
+        yield
+    except Exception as error:
+        verdict = _verdict(claim, _sqlstate(error))
+        if verdict is None:
             raise
-        raise Fenced(f"role {claim.role!r}: the database is busy ({error})", retryable=True) from error
-    if not fenced:
-        connection.rollback()
-        raise _refused(claim)
+        raise verdict from error
+
+
+def _verdict(claim: Claim, sqlstate: str | None) -> TenureError | None:
+    if sqlstate == tables.FENCED:
+        return _refused(claim)
+    if sqlstate == tables.NOT_FENCED_HERE:
+        return ConfigError(_SAVEPOINT)
+    if sqlstate in ("3F000", "42883", "42P01"):  # no such schema, function, table
+        return ConfigError(_ELSEWHERE)
+    if sqlstate == "40001":
+        msg = (
+            f"role {claim.role!r}: a term changed since this transaction began, or the database is busy: try a new one"
+        )
+        return Fenced(msg, retryable=True)
+    return None
 
 
 def _refused(claim: Claim) -> Fenced:
     return Fenced(f"role {claim.role!r}: the term with token {claim.token} is over; this transaction cannot commit")
+
+
+def _sqlstate(error: Exception) -> str | None:
+    """Return the SQLSTATE of a driver's error, or the one that an error of SQLite amounts to."""
+    original = getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's
+    if isinstance(original, sqlite3.OperationalError):
+        return "42P01" if "no such table" in str(original) else "40001" if "locked" in str(original) else None
+    if original.args and isinstance(original.args[0], dict):  # pg8000
+        return original.args[0].get("C")
+    return getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
+
+
+# --- the question -------------------------------------------------------------------------------------------
+
+
+def _call(prefix: str, *arguments: str) -> str:
+    return f"select {prefix}fence({', '.join(arguments)})"
+
+
+def _question(claim: Claim, bound_s: float, place: str) -> tuple[str, dict[str, Any]]:
+    """Return PostgreSQL's question and its parameters; ``place`` is how the driver writes one."""
+    parameters = _parameters(claim) | {"bound_ms": _milliseconds(bound_s)}
+    places = (place.format(name=name, number=number) for number, name in enumerate(parameters, start=1))
+    return _call(postgresql(claim.schema).prefix, *places), parameters
+
+
+def _parameters(claim: Claim) -> dict[str, Any]:
+    return {"namespace": claim.namespace, "role": claim.role, "token": claim.token, "id": claim.member_id}
+
+
+def _milliseconds(bound_s: float) -> int:
+    return max(1, round(bound_s * 1000))
+
+
+def _postgres_literal(text: str) -> str:
+    """Quote a text so that no setting of the server, and no driver in search of placeholders, mistakes any of it."""
+    escaped = re.sub(r"[!-,/:-@[-^`{-~]", lambda match: f"\\u{ord(match[0]):04x}", text)
+    return f"'{text}'" if escaped == text else f"E'{escaped}'"
+
+
+def _sqlite_literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+# --- psycopg and asyncpg ------------------------------------------------------------------------------------
+
+
+def _fence_psycopg(connection: Any, claim: Claim, bound_s: float) -> None:
+    psycopg = load()
+    if connection.autocommit and connection.pgconn.pipeline_status:
+        with connection.pipeline() as pipeline:
+            pipeline.sync()  # until then nothing tells whether a transaction was begun
+    _check_autocommit(connection)
+    text, parameters = _question(claim, bound_s, "%({name})s")
+    with _judged(claim):
+        # A cursor of our own, whatever kind of cursor and rows the caller's connection makes; the fetch waits for the
+        # verdict where the caller is in pipeline mode.
+        cursor = psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row)
+        cursor.execute(text, parameters, prepare=False).fetchone()
+
+
+async def _fence_psycopg_async(connection: Any, claim: Claim, bound_s: float) -> None:
+    psycopg = load()
+    if connection.autocommit and connection.pgconn.pipeline_status:
+        async with connection.pipeline() as pipeline:
+            await pipeline.sync()
+    _check_autocommit(connection)
+    text, parameters = _question(claim, bound_s, "%({name})s")
+    with _judged(claim):
+        cursor = psycopg.AsyncCursor(connection, row_factory=psycopg.rows.tuple_row)
+        await cursor.execute(text, parameters, prepare=False)
+        await cursor.fetchone()
+
+
+def _check_autocommit(connection: Any) -> None:
+    if connection.autocommit and not in_transaction(connection):
+        raise ConfigError(_AUTOCOMMIT)
+
+
+async def _fence_asyncpg(connection: Any, claim: Claim, bound_s: float) -> None:
+    if not connection.is_in_transaction():
+        raise ConfigError(_AUTOCOMMIT)
+    text, parameters = _question(claim, bound_s, "${number}")
+    with _judged(claim):
+        await connection.fetchval(text, *parameters.values())
+
+
+# --- SQLite -------------------------------------------------------------------------------------------------
+
+
+def _fence_sqlite(connection: sqlite3.Connection, claim: Claim, _: float) -> None:
+    """Fence by a write that changes nothing: it takes the one write lock, until the transaction ends.
+
+    SQLite keeps that lock through a rollback to a savepoint, so savepoints do no harm here.
+    """
+    with _undone(lambda: _roll_back(connection)), _judged(claim):
+        if not connection.execute(SQLITE.text(statements.FENCE_BY_UPDATE), _parameters(claim)).rowcount:
+            raise _refused(claim)
+    if not connection.in_transaction:
+        raise ConfigError(_AUTOCOMMIT)
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    if getattr(connection, "autocommit", None) is not True:
+        connection.rollback()
+    elif connection.in_transaction:
+        connection.execute("rollback")  # rollback() does nothing in this mode
+
+
+@contextlib.contextmanager
+def _undone(*roll_backs: Callable[[], object]) -> Iterator[None]:
+    """Roll back where anything is raised: SQLite itself would let the transaction go on."""
+    try:
+        yield
+    except Exception:
+        for roll_back in roll_backs:
+            roll_back()
+        raise
+
+
+async def _fence_aiosqlite(connection: Any, claim: Claim, bound_s: float) -> None:
+    """Do it all on the one thread that may use the sqlite3 connection inside."""
+    await connection._execute(_fence_sqlite, connection._conn, claim, bound_s)  # noqa: SLF001
+
+
+# --- SQLAlchemy ---------------------------------------------------------------------------------------------
+
+
+def _fence_session(session: Any, claim: Claim, bound_s: float) -> None:
+    _fence_sqlalchemy(session.connection(), claim, bound_s, session.rollback)
+
+
+def _fence_sqlalchemy(connection: Any, claim: Claim, bound_s: float, *roll_backs: Callable[[], object]) -> None:
+    """Fence by SQLAlchemy's own means, so that the driver underneath may be any that it knows."""
+    if connection.dialect.name == "postgresql":
+        _fence_sqlalchemy_postgres(connection, claim, bound_s)
+    elif connection.dialect.name == "sqlite":
+        with _undone(connection.rollback, *roll_backs), _judged(claim):
+            _fence_sqlalchemy_sqlite(connection, claim)
+    else:
+        raise ConfigError(f"cannot fence on {connection.dialect.name}: Tenure's tables are on PostgreSQL or SQLite")
+
+
+def _fence_sqlalchemy_postgres(connection: Any, claim: Claim, bound_s: float) -> None:
+    text = sys.modules["sqlalchemy"].text
+    question, parameters = _question(claim, bound_s, ":{name}")
+    with _judged(claim):
+        connection.execute(text(question), parameters)
+    # Autocommit can be set in many places. In all of them it shows in this: the fence gave its transaction an id, and
+    # the transaction at hand has none.
+    if not connection.scalar(text("select pg_catalog.pg_current_xact_id_if_assigned() is not null")):
+        raise ConfigError(_AUTOCOMMIT)
+
+
+_fenced: weakref.WeakSet[Any] = weakref.WeakSet()
+"""SQLAlchemy's outermost transactions on SQLite that were fenced before any savepoint."""
+
+
+def _fence_sqlalchemy_sqlite(connection: Any, claim: Claim) -> None:
+    """Fence as on a bare connection, but not inside a savepoint that may be the transaction's beginning.
+
+    sqlite3 begins a transaction late, at the first write; so where ``begin_nested()`` comes first the savepoint is the
+    transaction, its end commits, and what follows in SQLAlchemy's transaction would not be fenced.
+    """
+    if connection.in_nested_transaction() and connection.get_transaction() not in _fenced:
+        raise ConfigError(_SAVEPOINT)
+    update = sys.modules["sqlalchemy"].text(SQLITE.text(statements.FENCE_BY_UPDATE))
+    if not connection.execute(update, _parameters(claim)).rowcount:
+        raise _refused(claim)
+    if not connection.connection.driver_connection.in_transaction:
+        raise ConfigError(_AUTOCOMMIT)
+    _fenced.add(connection.get_transaction())
+
+
+async def _fence_run_sync(connection: Any, claim: Claim, bound_s: float) -> None:
+    await connection.run_sync(fence, claim, bound_s)
+
+
+async def _fence_scoped(scoped: Any, claim: Claim, bound_s: float) -> None:
+    await fence_async(scoped(), claim, bound_s)
+
+
+# --- kinds --------------------------------------------------------------------------------------------------
+
+_KINDS: dict[str, Callable[[Any, Claim, float], None]] = {
+    "psycopg.Connection": _fence_psycopg,
+    "sqlalchemy.Connection": _fence_sqlalchemy,
+    "sqlalchemy.Session": _fence_session,
+    "sqlalchemy.scoped_session": _fence_session,
+    "sqlite3.Connection": _fence_sqlite,
+}
+_ASYNC_KINDS: dict[str, Callable[[Any, Claim, float], Awaitable[None]]] = {
+    "aiosqlite.Connection": _fence_aiosqlite,
+    "asyncpg.Connection": _fence_asyncpg,
+    "asyncpg.PoolConnectionProxy": _fence_asyncpg,
+    "psycopg.AsyncConnection": _fence_psycopg_async,
+    "sqlalchemy.AsyncConnection": _fence_run_sync,
+    "sqlalchemy.AsyncSession": _fence_run_sync,
+    "sqlalchemy.async_scoped_session": _fence_scoped,
+}
+
+_How = TypeVar("_How")
+
+
+def _kind(connection: Any, kinds: dict[str, _How]) -> _How | None:
+    """Return what the table holds for the connection's class, or for the nearest that it is made of."""
+    names = (f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(connection).__mro__)
+    return next((kinds[name] for name in names if name in kinds), None)
+
+
+def _unknown(connection: Any) -> ConfigError:
+    name = f"{type(connection).__module__}.{type(connection).__qualname__}"
+    if is_async(connection):
+        return ConfigError(
+            f"a {name} cannot be fenced synchronously: use an AsyncNode and `await term.fence(connection)`"
+        )
+    return ConfigError(
+        f"cannot fence a {name}: pass a connection of psycopg, asyncpg, sqlite3 or aiosqlite, or SQLAlchemy's "
+        "Connection or Session"
+    )

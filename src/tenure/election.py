@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import Any, Generic, TypeVar
 
 from tenure import values
 from tenure.backends import Backend
@@ -13,12 +14,10 @@ from tenure.clock import now
 from tenure.engine import Engine, Lease
 from tenure.errors import ConfigError, NotLeader, WaitTimeout
 from tenure.events import Deposed, Elected, Event
-from tenure.settings import check_limit
-from tenure.term import Term
+from tenure.settings import check_limit, check_name, check_timeout
+from tenure.store import Store
+from tenure.term import BaseTerm, Term
 from tenure.values import Candidate, LeaderInfo, TermRecord
-
-if TYPE_CHECKING:
-    from tenure.dispatch import Dispatcher
 
 HAND_OVER_S = 2.0
 """How long giving up a term waits for the database to hear of it."""
@@ -26,21 +25,27 @@ EVENTS_KEPT = 1000
 """How many events an idle reader may fall behind before it loses the oldest."""
 
 
-class Election:
-    """This node's candidacy for one role."""
+T = TypeVar("T")
+TermT = TypeVar("TermT", bound=BaseTerm)
 
-    def __init__(self, engine: Engine, dispatcher: Dispatcher, role: str) -> None:
-        """Made by the node, not by you."""
+
+class BaseElection(Generic[TermT]):
+    """What a candidacy is, whoever waits for it."""
+
+    make_term: Callable[[BaseElection[TermT], int, str, Lease], TermT]
+
+    def __init__(self, engine: Engine, role: str, call: Callable[[Callable[[], object]], object]) -> None:
+        """Made by the node, not by you; ``call`` has the application's callbacks called where they belong."""
         self.role = role
         self._engine = engine
-        self._dispatcher = dispatcher
-        self._term: Term | None = None
+        self._call = call
+        self._term: TermT | None = None
         self._callbacks: list[Callable[[Event], object]] = []
-        self._readers: list[queue.Queue[Event | None]] = []
+        self._readers: list[Callable[[Event | None], object]] = []
 
     def __repr__(self) -> str:
         """Show the role and whether this node leads."""
-        return f"<Election role={self.role!r} is_leader={self.is_leader}>"
+        return f"<{type(self).__name__} role={self.role!r} is_leader={self.is_leader}>"
 
     @property
     def is_leader(self) -> bool:
@@ -49,7 +54,7 @@ class Election:
         return term is not None and now() < term._lease.deadline and self._term is term  # noqa: SLF001
 
     @property
-    def term(self) -> Term | None:
+    def term(self) -> TermT | None:
         """The term that this node holds and that is valid now; else None."""
         term = self._term
         return term if term is not None and term.valid else None
@@ -59,97 +64,10 @@ class Election:
         """Whether this node stands for the role; False after :meth:`withdraw`."""
         return self.role in self._engine.protocol.roles.standing
 
-    def wait(self, timeout: float | None = None) -> Term:
-        """Return the term as soon as this node leads; raise WaitTimeout after ``timeout`` seconds."""
-        deadline = None if timeout is None else now() + timeout
-        while True:
-            self._engine.check_running()
-            if not self.standing:
-                raise NotLeader(f"role {self.role!r}: this node has withdrawn; stand again with node.election()")
-            left = None if deadline is None else max(0.0, deadline - now())
-            elected = self.wait_for(lambda: self.is_leader or not self._engine.running, left)
-            term = self.term
-            if term is not None:
-                return term
-            if not elected:
-                raise WaitTimeout(f"role {self.role!r}: not elected within {timeout:g} s")
-
-    def next_term(self, after: int) -> Term | None:
-        """Wait for a term with a token above ``after``; None if the node was closed meanwhile."""
-
-        def newer() -> Term | None:
-            term = self.term
-            return term if term is not None and term.token > after else None
-
-        self.wait_for(lambda: newer() is not None or not self._engine.running, None)
-        return newer()
-
-    def leader(self) -> LeaderInfo | None:
-        """Return who holds the role, as the database knows it; None if nobody does."""
-        return self._engine.query(lambda store: values.leader(store, self.role))
-
-    def candidates(self) -> list[Candidate]:
-        """Return who stands for the role, in the order in which they joined."""
-        return self._engine.query(lambda store: values.candidates(store, self.role))
-
-    def history(self, limit: int = 20) -> list[TermRecord]:
-        """Return the last terms of the role, newest first."""
-        checked = check_limit(limit)
-        return self._engine.query(lambda store: values.history(store, self.role, checked))
-
-    def resign(self, to: str | None = None) -> None:
-        """Hand over now, to the candidate named ``to`` (its name or member id) if one is given.
-
-        The node stands back for a TTL, or until nobody else stands. Raises NotLeader if this node does not lead, and
-        ConfigError if nobody else of that name stands, or several do; then nothing happens.
-        """
-        if self._term is None:
-            raise NotLeader(f"role {self.role!r}: this node does not lead, so it cannot resign")
-        member_id = self._candidate(to) if to is not None else None
-        self._engine.command(lambda protocol, now: protocol.resign(self.role, now, member_id))
-        self._told()
-
-    def withdraw(self) -> None:
-        """Stop standing for the role; hand over first if this node leads."""
-        self._engine.command(lambda protocol, now: protocol.withdraw(self.role, now))
-        self._told()
-
-    def _told(self) -> None:
-        """Wait until the database, if it can be reached, knows that the term was given up: no fence passes then."""
-        untold = self._engine.protocol.roles.untold
-        self.wait_for(lambda: self.role not in untold or not self._engine.running, HAND_OVER_S)
-
     def on_event(self, callback: Callable[[Event], object]) -> None:
-        """Call ``callback(event)`` for every event of this role, on a thread for callbacks."""
+        """Call ``callback(event)`` for every event of this role; where, :meth:`BaseTerm.on_lost` says."""
         self._callbacks.append(callback)
         self._engine.command(lambda protocol, _: protocol.observe(self.role))
-
-    def events(self) -> Iterator[Event]:
-        """Yield the events of this role from now on, until the node is closed."""
-        reader: queue.Queue[Event | None] = queue.Queue(EVENTS_KEPT)
-        self._readers.append(reader)
-        self._engine.command(lambda protocol, _: protocol.observe(self.role))
-        return self._drain(reader)
-
-    def _drain(self, reader: queue.Queue[Event | None]) -> Iterator[Event]:
-        try:
-            while (event := reader.get()) is not None:
-                yield event
-        finally:
-            self._readers.remove(reader)
-
-    def _candidate(self, to: str) -> str:
-        me = self._engine.protocol.member_id
-        standing = [candidate for candidate in self.candidates() if candidate.member_id != me]
-        ids = [candidate.member_id for candidate in standing if to in (candidate.name, candidate.member_id)]
-        if not ids:
-            names = ", ".join(repr(candidate.name) for candidate in standing) or "none"
-            raise ConfigError(f"role {self.role!r}: nobody else named {to!r} stands for it; others are {names}")
-        if len(ids) > 1:
-            raise ConfigError(
-                f"role {self.role!r}: {len(ids)} candidates are named {to!r}; give an id: {', '.join(ids)}"
-            )
-        return ids[0]
 
     # For the term and the node ---------------------------------------------------------------------------------
 
@@ -173,10 +91,10 @@ class Election:
         """The way to the database."""
         return self._engine.backend
 
-    def wait_for(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until the condition holds; False if ``timeout`` seconds pass first."""
-        with self._engine.changed:
-            return self._engine.changed.wait_for(condition, timeout)
+    @property
+    def has_no_token(self) -> bool:
+        """Whether the role is a lock and nothing else (mode ``lock``)."""
+        return self._engine.backend.book is not None
 
     def check_running(self) -> None:
         """Raise NodeClosed unless the node runs, here in this process."""
@@ -187,31 +105,182 @@ class Election:
         with self._engine.lock:
             self._engine.expire()
 
-    def on_lost(self, term: Term, callback: Callable[[Term], object]) -> None:
+    def on_lost(self, term: BaseTerm, callback: Callable[[Any], object]) -> None:
         """Have a term's end reported."""
         with self._engine.lock:
             if term.lost_reason is None:
+                self._engine.check_own()
                 term._callbacks.append(callback)  # noqa: SLF001
                 return
-        self._dispatcher.call(lambda: callback(term))
+        self._call(lambda: callback(term))
 
     def happened(self, event: Event, lease: Lease, member_id: str) -> None:
         """Take in an event of this role, under the engine's lock."""
         if isinstance(event, Elected):
-            self._term = Term(self, event.token, member_id, lease)
+            self._term = type(self).make_term(self, event.token, member_id, lease)
         elif isinstance(event, Deposed) and self._term is not None:
             term, self._term = self._term, None
             for lost in term.lose(event.reason):
-                self._dispatcher.call(lambda lost=lost: lost(term))  # type: ignore[misc]
+                self._call(lambda lost=lost: lost(term))  # type: ignore[misc]
         for callback in self._callbacks:
-            self._dispatcher.call(lambda callback=callback: callback(event))  # type: ignore[misc]
+            self._call(lambda callback=callback: callback(event))  # type: ignore[misc]
         for reader in list(self._readers):
-            _put(reader, event)
+            reader(event)
 
     def close(self) -> None:
         """End the readers of events."""
         for reader in list(self._readers):
-            _put(reader, None)
+            reader(None)
+
+    def give_up(self, *, withdraw: bool, to: str | None = None) -> None:
+        """Hand over if this node leads, and stop standing if ``withdraw``; do not wait for the database."""
+        if withdraw:
+            self._engine.command(lambda protocol, now: protocol.withdraw(self.role, now))
+        else:
+            self._engine.command(lambda protocol, now: protocol.resign(self.role, now, to))
+
+    # For the facades -------------------------------------------------------------------------------------------
+
+    @property
+    def _told(self) -> bool:
+        """Whether the database knows that the term was given up, as far as it can be reached: no fence passes then."""
+        return self.role not in self._engine.protocol.roles.untold or not self._engine.running
+
+    @property
+    def _elected(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self.is_leader or not self._engine.running
+
+    def _newer(self, term: TermT | None) -> TermT | None:
+        """Return the present term if it is another one."""
+        present = self.term
+        return present if present is not term else None
+
+    def _check_standing(self) -> None:
+        self._engine.check_running()
+        if not self.standing:
+            raise NotLeader(f"role {self.role!r}: this node has withdrawn; stand again with node.election()")
+
+    def _not_elected(self, timeout: float | None) -> WaitTimeout:
+        return WaitTimeout(f"role {self.role!r}: not elected within {timeout:g} s")
+
+    def _query(self, question: Callable[[Store], T]) -> T:
+        if self.has_no_token:
+            raise ConfigError(
+                "mode='lock' keeps no record of leaders and candidates: the server's pg_locks is all there is"
+            )
+        return self._engine.query(question)
+
+    def _leader(self) -> LeaderInfo | None:
+        return self._query(lambda store: values.leader(store, self.role))
+
+    def _candidates(self) -> list[Candidate]:
+        return self._query(lambda store: values.candidates(store, self.role))
+
+    def _history(self, limit: int) -> list[TermRecord]:
+        checked = check_limit(limit)
+        return self._query(lambda store: values.history(store, self.role, checked))
+
+    def _check_resign(self, to: str | None) -> str | None:
+        """Return the id of the member to hand over to; raise if this node does not lead, or there is no such one."""
+        if self._term is None:
+            raise NotLeader(f"role {self.role!r}: this node does not lead, so it cannot resign")
+        return None if to is None else self._candidate(check_name("to", to))
+
+    def _observe(self, reader: Callable[[Event | None], object]) -> None:
+        self._readers.append(reader)
+        self._engine.command(lambda protocol, _: protocol.observe(self.role))
+
+    def _candidate(self, to: str) -> str:
+        me = self._engine.protocol.member_id
+        standing = [candidate for candidate in self._candidates() if candidate.member_id != me]
+        ids = [candidate.member_id for candidate in standing if to in (candidate.name, candidate.member_id)]
+        if not ids:
+            names = ", ".join(repr(candidate.name) for candidate in standing) or "none"
+            raise ConfigError(f"role {self.role!r}: nobody else named {to!r} stands for it; others are {names}")
+        if len(ids) > 1:
+            raise ConfigError(
+                f"role {self.role!r}: {len(ids)} candidates are named {to!r}; give an id: {', '.join(ids)}"
+            )
+        return ids[0]
+
+
+class Election(BaseElection[Term]):
+    """This node's candidacy for one role."""
+
+    make_term = Term
+
+    def wait(self, timeout: float | None = None) -> Term:
+        """Return the term as soon as this node leads; raise WaitTimeout after ``timeout`` seconds."""
+        timeout = check_timeout(timeout)
+        deadline = None if timeout is None else now() + timeout
+        while True:
+            self._check_standing()
+            elected = self.wait_for(lambda: self._elected, None if deadline is None else max(0.0, deadline - now()))
+            term = self.term
+            if term is not None:
+                return term
+            if not elected:
+                raise self._not_elected(timeout)
+
+    def next_term(self, after: Term | None) -> Term | None:
+        """Wait for another term than ``after``; None if the node was closed meanwhile."""
+        self.wait_for(lambda: self._newer(after) is not None or not self._engine.running, None)
+        return self._newer(after)
+
+    def leader(self) -> LeaderInfo | None:
+        """Return who holds the role, as the database knows it; None if nobody does."""
+        return self._leader()
+
+    def candidates(self) -> list[Candidate]:
+        """Return who stands for the role, in the order in which they joined."""
+        return self._candidates()
+
+    def history(self, limit: int = 20) -> list[TermRecord]:
+        """Return the last terms of the role, newest first."""
+        return self._history(limit)
+
+    def resign(self, to: str | None = None) -> None:
+        """Hand over now, to the candidate named ``to`` (its name or member id) if one is given.
+
+        The node stands back for a TTL, or until nobody else stands. Raises NotLeader if this node does not lead, and
+        ConfigError if nobody else of that name stands, or several do; then nothing happens.
+        """
+        self.give_up(withdraw=False, to=self._check_resign(to))
+        self.wait_told()
+
+    def withdraw(self) -> None:
+        """Stop standing for the role; hand over first if this node leads."""
+        self.give_up(withdraw=True)
+        self.wait_told()
+
+    def wait_told(self) -> None:
+        """Wait until the database, if it can be reached, knows of a term that was given up."""
+        self.wait_for(lambda: self._told, HAND_OVER_S)
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until the condition holds; False if ``timeout`` seconds pass first."""
+        self._engine.check_own()
+        with self._engine.changed:
+            return self._engine.changed.wait_for(condition, timeout)
+
+    def events(self) -> Iterator[Event]:
+        """Yield the events of this role from now on, until the node is closed."""
+        events: queue.Queue[Event | None] = queue.Queue(EVENTS_KEPT)
+        reader = functools.partial(_put, events)
+        self._observe(reader)
+        return self._drain(events, reader)
+
+    def _drain(self, events: queue.Queue[Event | None], reader: Callable[[Event | None], object]) -> Iterator[Event]:
+        try:
+            while True:
+                self._engine.check_own()
+                event = events.get()
+                if event is None:
+                    return
+                yield event
+        finally:
+            self._readers.remove(reader)
 
 
 def _put(reader: queue.Queue[Event | None], event: Event | None) -> None:

@@ -32,7 +32,7 @@ from tenure.events import Event
 from tenure.protocol import Phase, Settings
 from tenure.protocol import Protocol as Decisions
 from tenure.session import Failed, Gone
-from tenure.settings import NodeSettings
+from tenure.settings import NodeSettings, check_encoding
 from tenure.store import Store
 from tenure.watch import Watch
 
@@ -91,9 +91,11 @@ class Engine:
         self._outage = False
         """The database cannot be reached, and that has been said."""
         self._stop = threading.Event()
+        self._waiters: list[tuple[Callable[[], bool], Callable[[], object]]] = []
         self._queries: deque[tuple[Callable[[Store], Any], Future[Any]]] = deque()
         self._store: Store | None = None
         self._control: LaneSession | None = None
+        self._encoding = "utf-8"
         self._watch: Watch | None = None
         self._watch_session: LaneSession | None = None
         self._busy_since = {"control": NEVER, "watch": NEVER}
@@ -104,14 +106,15 @@ class Engine:
 
     def start(self) -> None:
         """Connect and start the threads; raise what keeps it from connecting, or wait for the database."""
+        self.check_own()
         with self.lock:
             if self._state != "new":
                 raise NodeClosed(f"node {self.settings.name!r} was started before: make a new one")
             self._waker, self._wakee = socket.socketpair()
             self._waker.setblocking(False)
             self._wakee.setblocking(False)
+            _running.add(self)
             self._state = "running"
-            _at_fork(self)
             loops = (("control", self._control_loop), ("watch", self._watch_loop), ("keeper", self._keeper_loop))
             for purpose, loop in loops:
                 name = f"tenure-{purpose}-{self.settings.name}"
@@ -132,9 +135,7 @@ class Engine:
             self._state = "closed"
             self.protocol.leave(clock.now())
             self._publish()
-            stop = getattr(self.backend, "stop", None)
-            if stop:
-                stop.set()
+            self.backend.stop.set()
             self._stop.set()
             self.changed.notify_all()
         self.wake()
@@ -147,6 +148,7 @@ class Engine:
             thread.join(CLOSE_TIMEOUT_S)
         self._waker.close()
         self._wakee.close()
+        _running.discard(self)
 
     def command(self, action: Callable[[Decisions, float], T]) -> T:
         """Tell the protocol what the application wants."""
@@ -156,6 +158,23 @@ class Engine:
             self._publish()
         self.wake()
         return result
+
+    def call_when(self, condition: Callable[[], bool], wake: Callable[[], object]) -> Callable[[], None]:
+        """Call ``wake`` once, from some thread, as soon as the condition holds; return what takes that back.
+
+        Both are called under the lock, so they must be quick.
+        """
+        self.check_own()
+        waiter = (condition, wake)
+        with self.lock:
+            self._waiters.append(waiter)
+            self._wake_waiters()
+
+        def forget() -> None:
+            with self.lock, contextlib.suppress(ValueError):
+                self._waiters.remove(waiter)
+
+        return forget
 
     def query(self, question: Callable[[Store], T]) -> T:
         """Ask the database something, on the control connection, between two jobs."""
@@ -170,16 +189,32 @@ class Engine:
 
     def check_running(self) -> None:
         """Raise NodeClosed unless the node runs, here in this process."""
-        if self._state == "forked":
-            raise NodeClosed("this node belongs to the parent process: make a node of its own in the child")
+        self.check_own()
         if self._state != "running":
             hint = "use it inside `with`, or call start()" if self._state == "new" else "make a new one"
             raise NodeClosed(f"node {self.settings.name!r} is not running: {hint}")
+
+    def check_role(self, role: str) -> None:
+        """Raise ConfigError if the database cannot hold the name; before the first connection anything goes."""
+        check_encoding("role", role, self._encoding)
+
+    def check_own(self) -> None:
+        """Raise NodeClosed in a forked child: no thread there would ever answer, or wake who waits."""
+        if self.inherited:
+            raise NodeClosed(
+                f"node {self.settings.name!r} belongs to the parent process: make a node of its own in the child, "
+                "after the fork"
+            )
 
     @property
     def running(self) -> bool:
         """Whether the node runs."""
         return self._state == "running"
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this is a forked child's copy of its parent's node."""
+        return self._state == "inherited"
 
     def wake(self) -> None:
         """Let the control thread look for work."""
@@ -199,10 +234,16 @@ class Engine:
         for event in news:
             self._listener.happened(event, self._lease)
         self.changed.notify_all()
+        self._wake_waiters()
+
+    def _wake_waiters(self) -> None:
+        for waiter in [waiter for waiter in self._waiters if waiter[0]()]:
+            self._waiters.remove(waiter)
+            waiter[1]()
 
     def expire(self) -> None:
         """Announce the end of trust if it has ended; the lock is held."""
-        if self.protocol.expire(clock.now()):
+        if not self.inherited and self.protocol.expire(clock.now()):
             self._publish()
 
     # The keeper ----------------------------------------------------------------------------------------------------
@@ -278,10 +319,21 @@ class Engine:
         store, session, opened = self.backend.open_control()
         with self.lock:
             self._store, self._control = store, session
+            self._encoding = session.encoding
+            self._withdraw_misfits()
             self._introduce()
         if not self._first_open.done():
             self._first_open.set_result(None)
         return opened
+
+    def _withdraw_misfits(self) -> None:
+        """Stop standing for roles that this database cannot hold: their names would keep the others from standing."""
+        for role in sorted(self.protocol.roles.standing):
+            try:
+                self.check_role(role)
+            except ConfigError as error:
+                log.warning("node %s: withdrawn: %s", self.settings.name, error)
+                self.protocol.withdraw(role, clock.now())
 
     def _could_not_open(self, error: Exception) -> None:
         """Raise a first failure where the application asked; later ones are retried."""
@@ -433,26 +485,24 @@ class Engine:
             with self.lock:
                 self._busy_since[lane] = NEVER
 
-    def forked(self) -> None:
-        """Become a stranger in a forked child: never leader, and the parent's connections untouched."""
-        self._state = "forked"
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
+    def inherit(self) -> None:
+        """Become a stranger, in a forked child: never leader, and of no use. Sessions and sentinels do their part."""
+        self._state = "inherited"
         self._lease.deadline = LONG_AGO
-        if self._store:
-            self._store.sentinel.abandon()
-        for session in (self._control, self._watch_session):
-            if session:
-                session.abandon()
+        self.lock = threading.RLock()  # a thread that is not here may hold the old one
+        self.changed = threading.Condition(self.lock)
+        self._waker.close()
+        self._wakee.close()
 
 
-def _at_fork(engine: Engine) -> None:
-    reference = weakref.ref(engine)
+_running: weakref.WeakSet[Engine] = weakref.WeakSet()
 
-    def in_child() -> None:
-        engine = reference()
-        if engine is not None and engine.running:
-            engine.forked()
 
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=in_child)
+def _after_fork_in_child() -> None:
+    for engine in list(_running):
+        engine.inherit()
+    _running.clear()
+
+
+if hasattr(os, "register_at_fork"):  # once: what is registered stays registered for the life of the process
+    os.register_at_fork(after_in_child=_after_fork_in_child)

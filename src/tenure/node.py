@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tenure.dispatch import Dispatcher
-from tenure.election import Election
+from tenure.election import BaseElection, Election
 from tenure.engine import Engine, Lease
-from tenure.errors import ConfigError, NodeClosed, NotLeader
+from tenure.errors import ConfigError, NodeClosed
 from tenure.events import Deposed, Elected, Event, Resumed, Suspended
-from tenure.settings import check_name, node_settings
+from tenure.settings import Password, check_lock_id, check_name, node_settings
 from tenure.term import Term
 
 if TYPE_CHECKING:
@@ -21,33 +23,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tenure.node")
 
+ElectionT = TypeVar("ElectionT", bound=BaseElection[Any])
 
-class Node:
-    """Stands for any number of roles, on two connections of its own.
 
-    Use it as a context manager, or call :meth:`start` and :meth:`close`::
+class BaseNode(Generic[ElectionT]):
+    """What a node is, whoever waits for it."""
 
-        with tenure.Node("postgresql://localhost/app") as node:
-            with node.lead("scheduler") as term:
-                run_scheduler(term)
-
-    Args:
-        url: ``postgresql://…`` or ``sqlite:///file.db``; else ``TENURE_URL``; else a SQLite file in the user's state
-            directory.
-        name: who this is, for people; else ``TENURE_NAME``; else host name and process id.
-        namespace: nodes of one namespace know each other; else ``TENURE_NAMESPACE``; else ``default``.
-        ttl: seconds for which the lease is good, 1 to 3600; else ``TENURE_TTL``; else 10.
-        renew_every: seconds between renewals; a quarter of the TTL by default.
-        takeover: ``instant`` (a death is acted on in milliseconds) or ``strict`` (only after the TTL).
-        mode: ``hybrid`` (lease and sentinel), ``lease`` (lease alone), or ``auto``.
-        schema: where the tables are, on PostgreSQL.
-        metadata: anything that JSON can hold, shown to others with the candidate.
-        start: ``raise`` if the database cannot be reached at the start, or ``wait`` for it.
-
-    Raises:
-        ConfigError: for settings that cannot work, from the constructor.
-        StoreUnavailable: on starting, if the database cannot be reached.
-    """
+    make_election: Callable[[Engine, str, Callable[[Callable[[], object]], object]], ElectionT]
 
     def __init__(
         self,
@@ -59,13 +41,39 @@ class Node:
         renew_every: float | None = None,
         takeover: str = "instant",
         mode: str = "auto",
+        direct_url: str | None = None,
+        password: Password | None = None,
         schema: str = "tenure",
         metadata: Mapping[str, Any] | None = None,
         start: str = "raise",
     ) -> None:
-        """Check the settings; connect nothing yet."""
+        """Check the settings; connect nothing yet.
+
+        Args:
+            url: ``postgresql://…`` or ``sqlite:///file.db``; else ``TENURE_URL``; else a SQLite file in the user's
+                state directory.
+            name: who this is, for people; else ``TENURE_NAME``; else host name and process id.
+            namespace: nodes of one namespace know each other; else ``TENURE_NAMESPACE``; else ``default``.
+            ttl: seconds for which the lease is good, 1 to 3600; else ``TENURE_TTL``; else 10.
+            renew_every: seconds between renewals; a quarter of the TTL by default.
+            takeover: ``instant`` (a death is acted on in milliseconds) or ``strict`` (only after the TTL).
+            mode: ``hybrid`` (lease and sentinel), ``lease`` (lease alone), ``lock`` (an advisory lock alone: creates
+                nothing, has no token), or ``auto``: hybrid, but lease where a pooler is in the way.
+            direct_url: where the node's own connections lead, if ``url`` leads through a pooler.
+            password: PostgreSQL's, instead of one in the URL: text, or a function without arguments that returns it.
+                The function is called for every new connection, on any thread, so let it be quick.
+            schema: where the tables are, on PostgreSQL.
+            metadata: anything that JSON can hold, shown to others with the candidate.
+            start: ``raise`` if the database cannot be reached at the start, or ``wait`` for it.
+
+        Raises:
+            ConfigError: for settings that cannot work, from the constructor.
+            StoreUnavailable: on starting, if the database cannot be reached.
+        """
         self._settings = node_settings(
             url,
+            direct_url=direct_url,
+            password=password,
             name=name,
             namespace=namespace,
             ttl=ttl,
@@ -76,14 +84,13 @@ class Node:
             metadata=metadata,
             start=start,
         )
-        self._elections: dict[str, Election] = {}
+        self._elections: dict[str, ElectionT] = {}
         self._campaigns: set[str] = set()
-        self._dispatcher = Dispatcher(self._settings.name)
         self._engine = Engine(self._settings, self)
 
     def __repr__(self) -> str:
         """Show who and where; never the URL."""
-        return f"<Node {self.name!r} namespace={self.namespace!r} on {self._settings.database}>"
+        return f"<{type(self).__name__} {self.name!r} namespace={self.namespace!r} on {self._settings.database}>"
 
     @property
     def name(self) -> str:
@@ -101,9 +108,114 @@ class Node:
         return self._settings.ttl
 
     @property
+    def mode(self) -> str | None:
+        """How it elects: ``hybrid``, ``lease`` or ``lock``; None until the first connection has shown what works."""
+        return self._engine.backend.mode
+
+    @property
     def member_id(self) -> str | None:
         """The id of the present membership; None while there is none."""
         return self._engine.protocol.member_id
+
+    def election(self, role: str, *, lock_id: int | str | None = None) -> ElectionT:
+        """Stand for ``role`` without blocking; return the candidacy, the same one each time.
+
+        ``lock_id`` is for ``mode="lock"``: the number of the advisory lock that stands for the role, so that a program
+        which takes that lock by hand and this node exclude each other. Without one, it is made of the role's name.
+        """
+        role = check_name("role", role)
+        self._engine.check_running()
+        self._assign(role, lock_id)
+        with self._engine.lock:
+            self._engine.check_role(role)
+            election = self._elections.get(role)
+            if election is None:
+                election = self._elections[role] = type(self).make_election(self._engine, role, self._call)
+        self._engine.command(lambda protocol, _: protocol.stand(role))
+        return election
+
+    def _assign(self, role: str, lock_id: int | str | None) -> None:
+        number = None if lock_id is None else check_lock_id(lock_id)
+        book = self._engine.backend.book
+        if book is not None:
+            book.assign(role, number)
+        elif number is not None:
+            raise ConfigError(
+                f"lock_id={lock_id!r} is for mode='lock', and this node's mode is {self._settings.mode!r}"
+            )
+
+    def _call(self, action: Callable[[], object]) -> None:
+        """Have a callback of the application's called, where this facade calls them."""
+        raise NotImplementedError
+
+    def _begin_campaign(self, role: str) -> Campaign[ElectionT]:
+        """Stand for ``role`` on behalf of one user: two would hand over under each other."""
+        role = check_name("role", role)
+        with self._engine.lock:
+            if role in self._campaigns:
+                raise ConfigError(
+                    f"role {role!r}: this node leads or campaigns for it already; use one lead() or terms() at a "
+                    "time, or a node for each"
+                )
+            stood_before = role in self._elections and self._elections[role].standing
+            election = self.election(role)
+            self._campaigns.add(role)
+        return Campaign(election, self._campaigns, withdraw=not stood_before)
+
+    def happened(self, event: Event, lease: Lease) -> None:
+        """Take in an event, under the engine's lock."""
+        if self._engine.backend.book is not None:
+            event = replace(event, token=0)  # the number of a term here says nothing to anybody else
+        if isinstance(event, (Elected, Suspended, Resumed, Deposed)):
+            reason = f", {event.reason}" if isinstance(event, Deposed) else ""
+            log.info(
+                "%s: %s role %s, token %d%s",
+                self.name,
+                type(event).__name__.lower(),
+                event.role,
+                event.token,
+                reason,
+                extra={"tenure_event": event, "tenure_node": self.name, "tenure_namespace": self.namespace},
+            )
+        election = self._elections.get(event.role)
+        if election is not None:
+            election.happened(event, lease, self.member_id or "")
+
+
+class Campaign(Generic[ElectionT]):
+    """A candidacy for as long as somebody in the application wants it."""
+
+    def __init__(self, election: ElectionT, campaigns: set[str], *, withdraw: bool) -> None:
+        """Begin; ``campaigns`` are the roles taken by one, ``withdraw`` if the node is to stop standing at the end."""
+        self.election = election
+        self._campaigns = campaigns
+        self._withdraw = withdraw
+
+    def end(self) -> None:
+        """Hand over, without waiting for the database. May be called twice."""
+        if self.election.role in self._campaigns:
+            self._campaigns.discard(self.election.role)
+            with contextlib.suppress(NodeClosed):
+                self.election.give_up(withdraw=self._withdraw)
+
+
+class Node(BaseNode[Election]):
+    """Stands for any number of roles, on two connections of its own.
+
+    Use it as a context manager, or call :meth:`start` and :meth:`close`::
+
+        with tenure.Node("postgresql://localhost/app") as node:
+            with node.lead("scheduler") as term:
+                run_scheduler(term)
+
+    The settings are those of :class:`BaseNode`.
+    """
+
+    make_election = Election
+
+    @functools.cached_property
+    def _dispatcher(self) -> Dispatcher:
+        return Dispatcher(self.name)
 
     def start(self) -> Self:
         """Connect and start the node's threads."""
@@ -111,7 +223,9 @@ class Node:
         return self
 
     def close(self) -> None:
-        """Hand over every role, leave, and close everything. May be called twice."""
+        """Hand over every role, leave, and close everything. May be called twice; does nothing in a forked child."""
+        if self._engine.inherited:
+            return  # nothing here is its own, and a thread that is not here may hold the locks
         self._engine.close()
         for election in list(self._elections.values()):
             election.close()
@@ -126,17 +240,6 @@ class Node:
     ) -> None:
         """Close."""
         self.close()
-
-    def election(self, role: str) -> Election:
-        """Stand for ``role`` without blocking; return the candidacy, the same one each time."""
-        role = check_name("role", role)
-        self._engine.check_running()
-        with self._engine.lock:
-            election = self._elections.get(role)
-            if election is None:
-                election = self._elections[role] = Election(self._engine, self._dispatcher, role)
-        self._engine.command(lambda protocol, _: protocol.stand(role))
-        return election
 
     @contextlib.contextmanager
     def lead(self, role: str, timeout: float | None = None) -> Iterator[Term]:
@@ -153,48 +256,23 @@ class Node:
 
     def terms(self, role: str) -> Iterator[Term]:
         """Yield every term that this node gets, for as long as it runs; leaving the loop hands over."""
-        token = 0
+        term: Term | None = None
         with self._campaign(role) as election:
             while self._engine.running:
-                term = election.next_term(after=token)
+                term = election.next_term(after=term)
                 if term is not None:
-                    token = term.token
                     yield term
+            self._engine.check_own()
 
     @contextlib.contextmanager
     def _campaign(self, role: str) -> Iterator[Election]:
-        """Stand for ``role`` during the block, on behalf of one user: two would hand over under each other."""
-        role = check_name("role", role)
-        if role in self._campaigns:
-            raise ConfigError(
-                f"role {role!r}: this node leads or campaigns for it already; use one lead() or terms() at a "
-                "time, or a node for each"
-            )
-        self._campaigns.add(role)
-        stood_before = role in self._elections and self._elections[role].standing
+        campaign = self._begin_campaign(role)
         try:
-            election = self.election(role)
-            try:
-                yield election
-            finally:
-                with contextlib.suppress(NodeClosed, NotLeader):
-                    election.resign() if stood_before else election.withdraw()
+            yield campaign.election
         finally:
-            self._campaigns.discard(role)
+            campaign.end()
+            with contextlib.suppress(NodeClosed):  # a forked child leaves the parent's term alone
+                campaign.election.wait_told()
 
-    def happened(self, event: Event, lease: Lease) -> None:
-        """Take in an event, under the engine's lock."""
-        if isinstance(event, (Elected, Suspended, Resumed, Deposed)):
-            reason = f", {event.reason}" if isinstance(event, Deposed) else ""
-            log.info(
-                "%s: %s role %s, token %d%s",
-                self.name,
-                type(event).__name__.lower(),
-                event.role,
-                event.token,
-                reason,
-                extra={"tenure_event": event, "tenure_node": self.name, "tenure_namespace": self.namespace},
-            )
-        election = self._elections.get(event.role)
-        if election is not None:
-            election.happened(event, lease, self.member_id or "")
+    def _call(self, action: Callable[[], object]) -> None:
+        self._dispatcher.call(action)

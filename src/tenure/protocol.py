@@ -129,6 +129,7 @@ class Protocol:
         self._lapsed = True
 
         self._control_open = False
+        self._sentinels = settings.sentinels
         self._proven = False
         self._sent = LONG_AGO
         self._reopen = _Backoff(self._chance, min(1.0, settings.ttl / 20))
@@ -388,7 +389,7 @@ class Protocol:
     @property
     def _has_sentinel(self) -> bool:
         """Whether others may act on this node's sentinel: then it takes one, and doubts when it loses it."""
-        return self.settings.sentinels and self.settings.takeover == "instant"
+        return self._sentinels and self.settings.takeover == "instant"
 
     @property
     def _trusted_server(self) -> bool:
@@ -448,6 +449,7 @@ class Protocol:
 
     def _opened(self, ask: asks.Open, opened: asks.Opened, now: float) -> None:
         self._control_open = True
+        self._sentinels = self.settings.sentinels and opened.sentinels
         self._server = opened.server
         self._see_confirmed(opened.confirmed, now)
         if self._membership is None:
@@ -456,7 +458,7 @@ class Protocol:
             self._over("the server was replaced", orphan=True)
         elif self.phase is not Phase.DOUBT:
             self._renew_at = now
-        elif self._membership.server.start != opened.server.start:
+        elif self._membership.server.start != opened.server.start and self._sentinels:
             self._step("restarted")
         else:
             self._over("the connection was cut", orphan=True)

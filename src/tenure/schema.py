@@ -3,22 +3,39 @@
 Whichever node comes first creates them, under a lock, so that any number may start at once. ``meta`` holds two numbers:
 ``version``, the newest migration that has run, and ``oldest``, the oldest release (by its own newest migration) that
 can still work beside it. A migration only adds (tables, columns with defaults, functions under new names), so a node
-of the previous release goes on running beside it; one that cannot keep to that raises ``oldest``.
+of the previous release goes on running beside it; one that cannot keep to that raises ``oldest``: an older node does
+not start then, and one that runs already hears of it with its next renewal and lets go of its connection (see
+``Store``).
+
+On PostgreSQL a change of a table waits until nobody uses it, and whoever comes after it waits as well: behind one
+forgotten transaction that has read ``members``, every node's renewals would stand still. So a migration waits for a
+moment only, gives up, and tries again later. The pause comes before each try, under the lock that lets one node try at
+a time: however many nodes of the new release start at once, the tables are free most of the time.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from tenure import statements
 from tenure.dialects import Dialect
-from tenure.errors import ConfigError
-from tenure.session import Run, Session, Step
+from tenure.errors import ConfigError, StoreUnavailable
+from tenure.session import Failed, Run, Session, Step
 
 FENCED = "TN001"
 """The SQLSTATE with which the fence refuses a term."""
 NOT_FENCED_HERE = "TN002"
 """The SQLSTATE with which the fence refuses to stand inside a savepoint."""
+ANOTHER_SERVER = "TN003"
+"""The SQLSTATE of a transaction that a pooler has led to another server than the ones before."""
+
+PATIENCE_S = 20.0
+"""How long a node that starts waits for others that migrate, and tries to get at tables that are in use."""
+PAUSE_S = 0.5
+WAIT_S = 0.1
+"""How long a try leaves the tables alone, and how long it then waits for them: the shortest TTL is 1 s."""
+_IN_USE = ("55P03", "40P01")  # lock_not_available, deadlock_detected
 
 
 @dataclass(frozen=True)
@@ -182,21 +199,78 @@ exception when lock_not_available then
 end $$
 """
 
-MIGRATIONS: tuple[Migration, ...] = (Migration(1, _TABLES, (_INCARNATION, _FENCE, _WAIT_FOR_ROLE)),)
+_SAME_SERVER = (
+    """
+create function {schema}same_server(expected text) returns void language plpgsql stable
+set search_path = pg_catalog as $$
+begin
+    if {schema}incarnation() <> expected then
+        raise exception using errcode = '"""
+    + ANOTHER_SERVER
+    + """', message = 'the pooler leads to another server now';
+    end if;
+end $$
+"""
+)
+
+MIGRATIONS: tuple[Migration, ...] = (Migration(1, _TABLES, (_INCARNATION, _FENCE, _WAIT_FOR_ROLE, _SAME_SERVER)),)
 
 
-def prepare(session: Session, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:
+def prepare(session: Session, migrations: tuple[Migration, ...] | None = None) -> None:
     """Bring the tables up to the newest version that this release knows; do nothing if they are there."""
-    mine = migrations[-1].version
+    known = migrations or MIGRATIONS
+    mine = known[-1].version
     if _version(session, mine) >= mine:
         return
+    give_up_at = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            _migrate(session, known)
+        except Failed as error:
+            if getattr(error.__cause__, "sqlstate", None) not in _IN_USE:
+                raise
+            if time.monotonic() >= give_up_at:
+                raise StoreUnavailable(
+                    f"cannot bring the tables to version {mine}: other transactions keep them locked, for "
+                    f"{PATIENCE_S:g} s now; end those that stay open (pg_stat_activity shows them), then start again"
+                ) from None
+        else:
+            return
+
+
+def _migrate(session: Session, known: tuple[Migration, ...]) -> None:
     with session.transaction() as run:
-        for step in _lock(session.dialect):
-            run(step)
+        run(*_lock(session.dialect))
         present = _read_version(run, session.dialect)
-        for migration in migrations:
+        if 0 < present < known[-1].version and session.dialect.name != "sqlite":  # that lets others read on
+            time.sleep(PAUSE_S)
+            run(Step(f"select pg_catalog.set_config('lock_timeout', '{WAIT_S * 1000:.0f}ms', true)", {}))
+        for migration in known:
             if migration.version > present:
                 _apply(run, session.dialect, migration)
+
+
+def check_privileges(session: Session) -> None:
+    """Raise Failed if the database user may not do with the tables what a node does, now rather than bit by bit."""
+    if session.dialect.name == "sqlite":
+        return
+    (missing,) = session.read(Step(_MISSING_PRIVILEGES, {"schema": _schema_of(session.dialect)}))
+    if missing.rows:
+        raise Failed("the privileges are missing for " + ", ".join(what for (what,) in missing.rows))
+
+
+_MISSING_PRIVILEGES = """
+select wanted.privilege || ' on ' || c.relname
+from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+cross join pg_catalog.unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) as wanted(privilege)
+where n.nspname = :schema and c.relname in ('namespaces', 'members', 'roles', 'candidates', 'terms')
+    and not pg_catalog.has_table_privilege(c.oid, wanted.privilege)
+order by c.relname, wanted.privilege
+"""
+
+
+def _schema_of(dialect: Dialect) -> str:
+    return dialect.prefix.rstrip(".").strip('"')
 
 
 def _version(session: Session, mine: int) -> int:
@@ -231,7 +305,7 @@ def _exists(dialect: Dialect) -> Step:
     text = """
         select 1 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
         where n.nspname = :schema and c.relname = 'meta'"""
-    return Step(text, {"schema": dialect.prefix.rstrip(".").strip('"')})
+    return Step(text, {"schema": _schema_of(dialect)})
 
 
 def _lock(dialect: Dialect) -> list[Step]:
@@ -239,8 +313,8 @@ def _lock(dialect: Dialect) -> list[Step]:
     if dialect.name == "sqlite":
         return []
     return [
-        Step("select pg_catalog.set_config('lock_timeout', '20s', true)", {}),
-        Step("select pg_catalog.set_config('statement_timeout', '20s', true)", {}),
+        Step(f"select pg_catalog.set_config('lock_timeout', '{PATIENCE_S:g}s', true)", {}),
+        Step(f"select pg_catalog.set_config('statement_timeout', '{PATIENCE_S:g}s', true)", {}),
         Step("select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('tenure schema', 0))", {}),
     ]
 

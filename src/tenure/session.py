@@ -56,6 +56,8 @@ class Session(Protocol):
     """The server's process behind this connection, 0 where there is none."""
     started: str
     """When that process was started: a pid alone may be reused."""
+    encoding: str
+    """What the database can hold, as a Python codec."""
 
     def transaction(self) -> AbstractContextManager[Run]:
         """Open a transaction that commits on leaving the block, or rolls back on an exception."""

@@ -14,7 +14,7 @@ import os
 import re
 import socket
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,13 @@ log = logging.getLogger("tenure.settings")
 
 MAX_NAME_BYTES = 255
 MIN_BOUND_S = 0.1
+MAX_TIMEOUT_S = 365 * 86400.0  # what the system's waits can count, and nobody waits for
 TAKEOVERS = ("instant", "strict")
-MODES = ("auto", "hybrid", "lease")
+MODES = ("auto", "hybrid", "lease", "lock")
 STARTS = ("raise", "wait")
+
+Password = str | Callable[[], str]
+"""A password, or a function without arguments that returns the present one."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,9 @@ class NodeSettings:
     """A node's settings, all checked. The URL may hold a password and is shown nowhere."""
 
     url: str = field(repr=False)
+    direct_url: str | None = field(repr=False)
+    """Where the node's own connections lead, if not where the application's do."""
+    password: Password | None = field(repr=False)
     name: str
     namespace: str
     ttl: float
@@ -49,8 +56,7 @@ class NodeSettings:
     @property
     def database(self) -> str:
         """``sqlite`` or ``postgresql``."""
-        scheme = self.url.partition(":")[0].partition("+")[0]
-        return "postgresql" if scheme == "postgres" else scheme
+        return _database(self.url)
 
     @property
     def sqlite_path(self) -> str:
@@ -61,6 +67,8 @@ class NodeSettings:
 def node_settings(
     url: str | None,
     *,
+    direct_url: str | None,
+    password: Password | None,
     name: str | None,
     namespace: str | None,
     ttl: float | None,
@@ -73,32 +81,98 @@ def node_settings(
 ) -> NodeSettings:
     """Return the settings, or raise ConfigError with the value and what would be right."""
     checked_ttl = _ttl(ttl)
-    return NodeSettings(
+    settings = NodeSettings(
         url=_url(url),
-        name=check_name("name", name or os.environ.get("TENURE_NAME") or f"{socket.gethostname()}-{os.getpid()}"),
-        namespace=check_name("namespace", namespace or os.environ.get("TENURE_NAMESPACE") or "default"),
+        direct_url=_checked_url("direct_url", direct_url) if direct_url is not None else None,
+        password=password if password is None or callable(password) else check_password(password),
+        name=_named("name", name, f"{socket.gethostname()}-{os.getpid()}"),
+        namespace=_named("namespace", namespace, "default"),
         ttl=checked_ttl,
         renew_every=_renew_every(renew_every, checked_ttl),
         takeover=_one_of("takeover", takeover, TAKEOVERS),
         mode=_one_of("mode", mode, MODES),
-        schema=_schema(schema),
+        schema=check_schema(schema),
         metadata=_metadata(metadata),
         start=_one_of("start", start, STARTS),
     )
+    _check_together(settings)
+    return settings
+
+
+def _check_together(settings: NodeSettings) -> None:
+    """Raise if settings that are fine by themselves contradict each other."""
+    if settings.direct_url is not None and not settings.database == _database(settings.direct_url) == "postgresql":
+        raise ConfigError("direct_url is for PostgreSQL behind a pooler: both URLs must be postgresql://…")
+    if settings.password is not None and settings.database != "postgresql":
+        raise ConfigError(f"password= is for PostgreSQL, and the URL names {settings.database}: leave it out")
+    if settings.mode == "lock" and settings.database != "postgresql":
+        raise ConfigError(f"mode='lock' needs PostgreSQL's advisory locks, and the URL names {settings.database}")
+    if settings.mode == "lock" and settings.takeover == "strict":
+        raise ConfigError("mode='lock' has no lease to wait for, so takeover='strict' is not to be had: use 'hybrid'")
 
 
 def check_name(what: str, value: str) -> str:
     """Return a name (of a role, node or namespace) in NFC, or say what is wrong with it."""
     if not isinstance(value, str):
         raise ConfigError(f"{what}={value!r} must be text")
+    shown = value if len(value) <= MAX_NAME_BYTES else value[:40] + "…"
     text = unicodedata.normalize("NFC", value)
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
-        raise ConfigError(f"{what}={value!r} contains control characters or lone surrogates: leave them out")
+        raise ConfigError(f"{what}={shown!r} contains control characters or lone surrogates: leave them out")
     size = len(text.encode())
     if not 1 <= size <= MAX_NAME_BYTES:
-        shown = value if size <= MAX_NAME_BYTES else value[:40] + "…"
         raise ConfigError(f"{what}={shown!r} has {size} bytes: give it 1 to {MAX_NAME_BYTES}")
+    if text.isspace():
+        raise ConfigError(f"{what}={shown!r} is blank: give it a character that shows")
     return text
+
+
+def check_encoding(what: str, name: str, encoding: str) -> str:
+    """Return a name if a database in that encoding (a Python codec) can hold it, or say that it cannot."""
+    try:
+        name.encode(encoding)
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{what}={name!r} cannot be written in this database: its encoding ({encoding}) has no "
+            f"{name[error.start]!r}; choose another name, or a database in UTF8"
+        ) from None
+    return name
+
+
+def check_password(password: object) -> str:
+    """Return a password, or say what is wrong with it without showing it."""
+    if not isinstance(password, str):
+        raise ConfigError(
+            f"password must be text, or a function without arguments that returns text, not {type(password).__name__}"
+        )
+    if not password:
+        raise ConfigError("password is empty: give one, or leave it out")
+    _check_characters("password", password)
+    return password
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """Return how long to wait, in seconds, or say what is wrong with it; None is for ever."""
+    if timeout is None:
+        return None
+    value = _number("timeout", timeout)
+    if value < 0:
+        raise ConfigError(f"timeout={timeout!r} must be 0 or more seconds, or None to wait for ever")
+    return min(value, MAX_TIMEOUT_S)
+
+
+def check_lock_id(lock_id: object) -> int:
+    """Return the number of an advisory lock, given as a number or as text (decimal or 0x…), or say what is wrong."""
+    try:
+        number = int(lock_id, 0) if isinstance(lock_id, str) else lock_id
+    except ValueError:
+        number = None
+    if not isinstance(number, int) or isinstance(number, bool) or not -(2**63) <= number < 2**63:
+        raise ConfigError(
+            f"lock_id={lock_id!r} must be a whole number of 64 bits with a sign, -2**63 to 2**63-1, as PostgreSQL's "
+            "advisory locks are; an unsigned one from 2**63 on is that less 2**64"
+        )
+    return number
 
 
 def check_limit(limit: object) -> int:
@@ -108,15 +182,33 @@ def check_limit(limit: object) -> int:
     return limit
 
 
+def _named(what: str, given: str | None, default: str) -> str:
+    variable = f"TENURE_{what.upper()}"
+    from_environment = os.environ.get(variable)
+    if given is None and from_environment:
+        return check_name(variable, from_environment)
+    return check_name(what, default if given is None else given)
+
+
+def _check_characters(what: str, text: str) -> None:
+    """Refuse what no database is told, without showing it: the driver's own error would."""
+    if any(unicodedata.category(character) == "Cs" or character == "\0" for character in text):
+        raise ConfigError(f"{what} contains NUL or lone surrogates (bytes that are not UTF-8): leave them out")
+
+
 def _url(given: str | None) -> str:
     url = os.environ.get("TENURE_URL") if given is None else given
     if url is None:
         return _default_url()
+    return _checked_url("TENURE_URL" if given is None else "the URL", url)
+
+
+def _checked_url(what: str, url: str) -> str:
     if not isinstance(url, str):
-        raise ConfigError(f"the URL must be text, not {type(url).__name__}")
+        raise ConfigError(f"{what} must be text, not {type(url).__name__}")
     if not url.strip():
-        where = "TENURE_URL" if given is None else "the URL"
-        raise ConfigError(f"{where} is empty: give postgresql://… or sqlite:///…, or leave it out for a local file")
+        raise ConfigError(f"{what} is empty: give postgresql://… or sqlite:///…, or leave it out")
+    _check_characters(what, url)
     scheme, separator, rest = url.partition(":")
     scheme = scheme.lower().partition("+")[0]
     if scheme == "sqlite":
@@ -130,11 +222,18 @@ def _url(given: str | None) -> str:
     return scheme + separator + rest
 
 
+def _database(url: str) -> str:
+    scheme = url.partition(":")[0].partition("+")[0]
+    return "postgresql" if scheme == "postgres" else scheme
+
+
 def _default_url() -> str:
     """Return the file of this user on this machine, and make its directory."""
-    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    path = Path(state, "tenure", "tenure.db")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "tenure", "tenure.db")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"no URL given, and no place for a local file ({error}): give a URL") from None
     log.warning("no URL given, so only processes on this machine elect a leader together: using %s", path)
     return f"sqlite:///{path}"
 
@@ -173,7 +272,7 @@ def _number(what: str, value: object) -> float:
         raise ConfigError(f"{what}={value!r} must be a number of seconds")
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"{what}={value!r} must be a number of seconds") from None
     if not math.isfinite(number):
         raise ConfigError(f"{what}={value!r} must be a finite number of seconds")
@@ -186,14 +285,18 @@ def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> str:
     return value
 
 
-def _schema(schema: str) -> str:
-    if not re.fullmatch(r"[^\W\d]\w{0,62}", schema):
-        raise ConfigError(f"schema={schema!r} must be an identifier of at most 63 letters, digits and underscores")
+def check_schema(schema: object) -> str:
+    """Return the name of a schema, or say what is wrong with it."""
+    if not isinstance(schema, str) or not re.fullmatch(r"(?!pg_)[^\W\d]\w*", schema) or len(schema.encode()) > 63:
+        raise ConfigError(
+            f"schema={schema!r} must be an identifier of letters, digits and underscores, at most 63 bytes long, and "
+            "not begin with a digit or pg_"
+        )
     return schema
 
 
 def _metadata(metadata: Mapping[str, Any] | None) -> str:
     try:
-        return json.dumps(dict(metadata or {}))
-    except (TypeError, ValueError) as error:
+        return json.dumps(dict(metadata or {}), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"metadata={metadata!r} must be a mapping that JSON can hold: {error}") from None

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tenure import timing
 from tenure.asks import Server
 from tenure.dialects import SQLITE
 from tenure.errors import ConfigError, StoreUnavailable
+from tenure.mounts import network_file_system
 from tenure.session import Failed, Result, Run, Step, wait_readable
 
 if os.name == "posix":
@@ -55,6 +55,7 @@ class SqliteSession:
     dialect = SQLITE
     pid = 0
     started = ""
+    encoding = "utf-8"
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         """Take over a connection in autocommit mode."""
@@ -127,9 +128,6 @@ class SqliteSession:
     def abort(self) -> None:
         """Do nothing: no call here outlasts its time-out."""
 
-    def abandon(self) -> None:
-        """Do nothing: the connection was closed right after the fork."""
-
     def close(self) -> None:
         """Close the connection."""
         with self.calling:
@@ -137,6 +135,7 @@ class SqliteSession:
 
 
 _sessions: weakref.WeakSet[SqliteSession] = weakref.WeakSet()
+_sentinels: weakref.WeakSet[FileSentinel] = weakref.WeakSet()
 _opening = threading.RLock()
 _held_back: list[SqliteSession] = []
 
@@ -158,7 +157,10 @@ def _after_fork() -> None:
 def _after_fork_in_child() -> None:
     for session in _held_back:
         session.connection.close()
-    _after_fork()
+    for sentinel in list(_sentinels):
+        sentinel.abandon()
+    with contextlib.suppress(RuntimeError):  # a server that forks by itself may tell the child only
+        _after_fork()
 
 
 if hasattr(os, "register_at_fork"):
@@ -179,18 +181,20 @@ class FileSentinel:
         self._held: dict[int, int] = {}
         self._changes = 0
         """The file's change counter before the last look: what is written during a look is seen by the next."""
+        _sentinels.add(self)
 
     def hold(self, key: int) -> bool:
         """Create the file and lock it."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(self._path(key), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            return False
-        self._held[key] = descriptor
-        return True
+        with _opening:  # a child that inherited a descriptor which is not written down would keep the lock
+            descriptor = os.open(self._path(key), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(descriptor)
+                return False
+            self._held[key] = descriptor
+            return True
 
     def retake(self, key: int) -> bool:
         """Take the lock again, if it was ever let go."""
@@ -198,16 +202,19 @@ class FileSentinel:
 
     def release(self, key: int) -> None:
         """Remove the file and let go."""
-        descriptor = self._held.pop(key, None)
+        descriptor = self._held.get(key)
         if descriptor is not None:
             self._path(key).unlink(missing_ok=True)
-            os.close(descriptor)
+            with _opening:
+                os.close(descriptor)
+                del self._held[key]
 
     def abandon(self) -> None:
         """Close the inherited descriptors: the lock stays with the parent's, and falls when the parent dies."""
-        for descriptor in self._held.values():
-            os.close(descriptor)
-        self._held.clear()
+        with _opening:
+            for descriptor in self._held.values():
+                os.close(descriptor)
+            self._held.clear()
 
     def wait(self, key: int, seconds: float) -> None:
         """Wait until the lock falls or somebody has written to the database, for so long at most."""
@@ -244,20 +251,6 @@ class FileSentinel:
         return self._directory / f"{key}.lock"
 
 
-class SqliteWatcher:
-    """What SQLite can do about other members' connections: nothing."""
-
-    def slice_s(self) -> float:
-        """Return the longest wait between two looks."""
-        return timing.SLICE_S
-
-    def evict(self, namespace: str, member_ids: tuple[str, ...]) -> None:
-        """Do nothing: a stopped process holds no lock between its short transactions."""
-
-    def unblock(self, namespace: str, control_pid: int, bound_s: float) -> None:
-        """Do nothing: who holds the write lock cannot be told."""
-
-
 class SqliteConnector:
     """Opens connections to one file."""
 
@@ -269,6 +262,12 @@ class SqliteConnector:
             msg = "an in-memory SQLite database cannot be shared: give a file, e.g. sqlite:///app.db"
             raise ConfigError(msg)
         self.path = Path(path).absolute()
+        shared = network_file_system(self.path)
+        if shared:
+            raise ConfigError(
+                f"{str(self.path)!r} is on a network file system ({shared}), where SQLite's locks do not hold: give a "
+                "file on a local disk, or use PostgreSQL"
+            )
         self.sentinels = self.path.with_name(self.path.name + ".sentinels")
         self._busy_timeout_s = renew_every
 
@@ -282,6 +281,12 @@ class SqliteConnector:
             try:
                 if not self.path.parent.is_dir():
                     raise StoreUnavailable(f"cannot open {str(self.path)!r}: there is no such directory; create it")
+                for path in (self.path.parent, self.path, self.sentinels):
+                    if path.exists() and not _may_write(path):
+                        raise StoreUnavailable(
+                            f"cannot open {str(self.path)!r}: this user may not write to {str(path)!r}; give it the "
+                            "permission, or another file"
+                        )
                 connection = sqlite3.connect(
                     self.path, timeout=OPEN_TIMEOUT_S, isolation_level=None, check_same_thread=False
                 )
@@ -302,6 +307,10 @@ class SqliteConnector:
     def hurry(self, session: SqliteSession) -> None:
         """Let no statement of a session outlast a renewal interval from now on."""
         session.connection.execute(f"pragma busy_timeout = {round(self._busy_timeout_s * 1000)}").fetchone()
+
+
+def _may_write(path: Path) -> bool:
+    return os.access(path, os.R_OK | os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:

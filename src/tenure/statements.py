@@ -173,7 +173,8 @@ on conflict do nothing
 """
 
 CONFIRMED = """
-select incarnation, base, max_ttl_ms from {namespaces} where name = :namespace
+select incarnation, base, max_ttl_ms, (select value from {meta} where name = 'oldest')
+from {namespaces} where name = :namespace
 """
 
 CONFIRM = """

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tenure import asks, statements
+from tenure import asks, schema, statements
 from tenure.asks import Confirmed, Held, Vacancy
 from tenure.dialects import listed
-from tenure.session import Failed, Result, Sentinel, Session, Step
+from tenure.session import Failed, Gone, Result, Sentinel, Session, Step
 
 KEPT_MEMBERS = 100
 KEPT_TERMS = 100
@@ -309,7 +309,9 @@ class Store:
 
 
 def _confirmed(result: Result) -> Confirmed:
-    incarnation, base, max_ttl_ms = result.rows[0]
+    incarnation, base, max_ttl_ms, oldest = result.rows[0]
+    if oldest > schema.MIGRATIONS[-1].version:
+        raise Gone("a newer release has changed the tables so that this one cannot work with them: upgrade Tenure here")
     return Confirmed(incarnation, base, max_ttl_ms / 1000)
 
 

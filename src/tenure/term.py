@@ -8,39 +8,36 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tenure import connections
+from tenure.backends import NOT_FENCEABLE
 from tenure.clock import now
 from tenure.engine import Lease
-from tenure.errors import ConfigError, LeadershipLost
-from tenure.settings import check_bound
+from tenure.errors import ConfigError, LeadershipLost, NodeClosed
+from tenure.settings import check_bound, check_timeout
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tenure.election import Election
+    from tenure.election import BaseElection, Election
 
 
-class Term:
-    """One holding of one role by this node. Once lost, it stays lost.
+class BaseTerm:
+    """What a term is, whoever waits for it."""
 
-    As a context manager it ends with its block: leaving the block resigns the term if it still stands, and a
-    LeadershipLost of this term is swallowed, so that a loop over ``node.terms(role)`` campaigns again.
-    """
-
-    def __init__(self, election: Election, token: int, member_id: str, lease: Lease) -> None:
+    def __init__(self, election: BaseElection[Any], token: int, member_id: str, lease: Lease) -> None:
         """Begin under a lease; made by the election, not by you."""
         self._election = election
         self._lease = lease
         self._reason: str | None = None
-        self._callbacks: list[Callable[[Term], object]] = []
+        self._callbacks: list[Callable[[Self], object]] = []
         self.token = token
-        """The fencing token: it only grows from term to term."""
+        """The fencing token: it only grows from term to term. 0 in mode ``lock``, where there is none."""
         self.member_id = member_id
         """The membership under which the role was acquired."""
 
     def __repr__(self) -> str:
         """Show role, token and state."""
         state = f"lost: {self._reason}" if self._reason else ("valid" if self.valid else "not valid")
-        return f"<Term role={self.role!r} token={self.token} {state}>"
+        return f"<{type(self).__name__} role={self.role!r} token={self.token} {state}>"
 
     @property
     def role(self) -> str:
@@ -72,6 +69,55 @@ class Term:
         """Why the term is over; None while it is not."""
         return self._reason
 
+    def on_lost(self, callback: Callable[[Self], object]) -> None:
+        """Call ``callback(term)`` when the term is over; at once if it is over already.
+
+        A ``Node`` calls it on a thread for callbacks, an ``AsyncNode`` on its event loop.
+        """
+        self._election.on_lost(self, callback)
+
+    def lose(self, reason: str) -> list[Callable[[Self], object]]:
+        """Mark the term as over and return who wants to know; called by the election."""
+        self._reason = reason
+        callbacks, self._callbacks = self._callbacks, []
+        return callbacks
+
+    @property
+    def _settled(self) -> bool:
+        return self._reason is not None or self.valid
+
+    def _check(self) -> None:
+        """Let a deadline that has passed be announced; and in a forked child nobody would ever end the doubt."""
+        self._election.settle()
+        if self._reason is None:
+            self._election.check_running()
+
+    def _raise_if_lost(self) -> None:
+        if self._reason is not None:
+            raise LeadershipLost(f"role {self.role!r}: the term with token {self.token} is over ({self._reason})")
+
+    def _bound(self, bound: float | None) -> float:
+        if self._election.has_no_token:
+            raise ConfigError(NOT_FENCEABLE)
+        return self._election.ttl if bound is None else check_bound(bound)
+
+    @contextlib.contextmanager
+    def _fenced(self, bound: float | None) -> Iterator[Transaction]:
+        bound_s = self._bound(bound)
+        with self._election.backend.transaction() as connection:
+            connections.fence(connection, self, bound_s)
+            yield Transaction(connection)
+
+
+class Term(BaseTerm):
+    """One holding of one role by this node. Once lost, it stays lost.
+
+    As a context manager it ends with its block: leaving the block resigns the term if it still stands, and a
+    LeadershipLost of this term is swallowed, so that a loop over ``node.terms(role)`` campaigns again.
+    """
+
+    _election: Election
+
     def ensure(self) -> None:
         """Return if the term is valid; raise LeadershipLost if it is over.
 
@@ -79,20 +125,13 @@ class Term:
         """
         if self.valid:
             return
-        self._election.settle()
-        if self._reason is None:
-            self._election.check_running()  # in a forked child nobody would ever end the doubt
-        self._election.wait_for(lambda: self._reason is not None or self.valid, None)
-        if self._reason is not None:
-            raise LeadershipLost(f"role {self.role!r}: the term with token {self.token} is over ({self._reason})")
-
-    def on_lost(self, callback: Callable[[Term], object]) -> None:
-        """Call ``callback(term)`` when the term is over, on a thread for callbacks; at once if it is over already."""
-        self._election.on_lost(self, callback)
+        self._check()
+        self._election.wait_for(lambda: self._settled, None)
+        self._raise_if_lost()
 
     def wait_lost(self, timeout: float | None = None) -> bool:
         """Wait until the term is over; False if ``timeout`` seconds pass first."""
-        return self._election.wait_for(lambda: self._reason is not None, timeout)
+        return self._election.wait_for(lambda: self._reason is not None, check_timeout(timeout))
 
     def fence(self, connection: Any, *, bound: float | None = None) -> None:
         """Check inside the transaction of ``connection`` that this term is the latest, and keep it so until it ends.
@@ -101,14 +140,11 @@ class Term:
         back. The database judges; no local clock is asked. The server ends the transaction after ``bound`` seconds
         (the TTL by default), so that a paused leader holds up its successor no longer.
         """
-        connections.fence(connection, self, self._election.ttl if bound is None else check_bound(bound))
+        connections.fence(connection, self, self._bound(bound))
 
-    @contextlib.contextmanager
-    def transaction(self, *, bound: float | None = None) -> Iterator[Transaction]:
+    def transaction(self, *, bound: float | None = None) -> contextlib.AbstractContextManager[Transaction]:
         """Open a fenced transaction on a connection of its own; it commits only if this term is still the latest."""
-        with self._election.backend.transaction() as connection:
-            self.fence(connection, bound=bound)
-            yield Transaction(connection)
+        return self._fenced(bound)
 
     def resign(self, to: str | None = None) -> None:
         """Hand over now; see :meth:`Election.resign`."""
@@ -123,14 +159,9 @@ class Term:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         """Resign if the term still stands; swallow its own LeadershipLost."""
-        self.resign()
+        with contextlib.suppress(NodeClosed):  # a forked child leaves the parent's term alone
+            self.resign()
         return isinstance(error, LeadershipLost)
-
-    def lose(self, reason: str) -> list[Callable[[Term], object]]:
-        """Mark the term as over and return who wants to know; called by the election."""
-        self._reason = reason
-        callbacks, self._callbacks = self._callbacks, []
-        return callbacks
 
 
 class Transaction:
@@ -146,3 +177,7 @@ class Transaction:
             raise ConfigError("this fenced transaction was ended by a statement of its own: leave that to its block")
         # Not even an empty tuple where there is nothing to fill in, or psycopg takes every % for a placeholder.
         return self._connection.execute(sql, parameters) if parameters else self._connection.execute(sql)
+
+    def cut(self) -> None:
+        """Make a statement that is under way in another thread fail at once."""
+        connections.cut(self._connection)

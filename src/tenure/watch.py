@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tenure import asks, statements
+from tenure import asks, statements, timing
 from tenure.asks import Sighting
 from tenure.session import Sentinel, Session, Step
 
@@ -24,6 +25,53 @@ class Watcher(Protocol):
     def unblock(self, namespace: str, control_pid: int, bound_s: float) -> None:
         """End transactions that have blocked the control connection for longer than their bound."""
         ...
+
+
+class Bystander:
+    """A watcher that can do nothing about other members' connections."""
+
+    def slice_s(self) -> float:
+        """Return the longest wait between two looks."""
+        return timing.SLICE_S
+
+    def evict(self, namespace: str, member_ids: tuple[str, ...]) -> None:
+        """Do nothing."""
+
+    def unblock(self, namespace: str, control_pid: int, bound_s: float) -> None:
+        """Do nothing."""
+
+
+class NoSentinel:
+    """Where none can be held or looked at: whatever another member has is taken to stand, so only silence ends it."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        """Wait for nothing but ``stop``."""
+        self._stop = stop
+
+    def hold(self, key: int) -> bool:
+        """Refuse."""
+        return False
+
+    def retake(self, key: int) -> bool:
+        """Refuse."""
+        return False
+
+    def release(self, key: int) -> None:
+        """Do nothing."""
+
+    def wait(self, key: int, seconds: float) -> None:
+        """Let the time pass."""
+        self._stop.wait(seconds)
+
+    def sweep(self, keys: set[int]) -> None:
+        """Do nothing."""
+
+    def abandon(self) -> None:
+        """Do nothing."""
+
+    def standing(self, keys: Sequence[int]) -> set[int]:
+        """Return them all."""
+        return set(keys)
 
 
 class Watch:

@@ -1,0 +1,140 @@
+"""A term for async code: its block is cancelled when it is lost."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Generator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from tenure import connections
+from tenure.errors import LeadershipLost
+from tenure.settings import check_timeout
+from tenure.term import BaseTerm, Transaction
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from tenure.async_election import AsyncElection
+    from tenure.loops import Loop
+
+
+class AsyncTerm(BaseTerm):
+    """One holding of one role by this node. Once lost, it stays lost.
+
+    As a context manager it ends with its block, and the block with it: a loss cancels the block, leaving the block
+    resigns the term if it still stands, and a LeadershipLost of this term is swallowed, so that a loop over
+    ``node.terms(role)`` campaigns again.
+    """
+
+    _election: AsyncElection
+    _block: contextlib.AbstractContextManager[None]
+
+    async def ensure(self) -> None:
+        """Return if the term is valid; raise LeadershipLost if it is over.
+
+        In doubt (the database restarts) it waits until the doubt is over, which takes no longer than the trust lasts.
+        """
+        if self.valid:
+            return
+        self._check()
+        await self._election.wait_for(lambda: self._settled)
+        self._raise_if_lost()
+
+    async def wait_lost(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as in Term
+        """Wait until the term is over; False if ``timeout`` seconds pass first."""
+        return await self._election.wait_for(lambda: self._reason is not None, check_timeout(timeout))
+
+    def fence(self, connection: Any, *, bound: float | None = None) -> Awaitable[None]:
+        """Check inside the transaction of ``connection`` that this term is the latest, and keep it so until it ends.
+
+        ``await`` it. A connection that is not async (inside SQLAlchemy's ``run_sync``, say) has been fenced when this
+        returns; then there is nothing left to wait for. See :meth:`Term.fence` for the rest.
+        """
+        bound_s = self._bound(bound)
+        if connections.is_async(connection):
+            return connections.fence_async(connection, self, bound_s)
+        connections.fence(connection, self, bound_s)
+        return _Done()
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, *, bound: float | None = None) -> AsyncIterator[AsyncTransaction]:
+        """Open a fenced transaction on a connection of its own; it commits only if this term is still the latest."""
+        loop = self._election.loop
+        fenced = self._fenced(bound)
+        transaction = AsyncTransaction(await loop.run(fenced.__enter__), loop)
+        try:
+            yield transaction
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await loop.run(lambda error=error: fenced.__exit__(type(error), error, error.__traceback__))  # type: ignore[misc]
+            raise
+        with anyio.CancelScope(shield=True):  # a commit that was sent is waited for: its outcome matters
+            await loop.run(lambda: fenced.__exit__(None, None, None))
+
+    async def resign(self, to: str | None = None) -> None:
+        """Hand over now; see :meth:`Election.resign`."""
+        if self._reason is None:
+            await self._election.resign(to)
+
+    @contextlib.contextmanager
+    def cancelling(self) -> Generator[None, None, None]:
+        """Cancel the block when the term is over; what it was doing then ends here."""
+        with anyio.CancelScope() as scope:
+            forget = self._election.call_when(lambda: self._reason is not None, scope.cancel)
+            try:
+                yield
+            finally:
+                forget()
+
+    def raise_if_lost(self) -> None:
+        """Raise LeadershipLost if the term is over."""
+        self._election.settle()
+        self._raise_if_lost()
+
+    async def __aenter__(self) -> Self:
+        """Begin the block of this term."""
+        self._block = self.cancelling()
+        self._block.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """Resign if the term still stands; swallow its own end."""
+        swallowed = False
+        try:
+            swallowed = bool(self._block.__exit__(kind, error, trace))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.resign()
+        return swallowed or isinstance(error, LeadershipLost)
+
+
+class AsyncTransaction:
+    """A fenced transaction: run statements on it, nothing else. It commits when its block is left."""
+
+    def __init__(self, transaction: Transaction, loop: Loop) -> None:
+        """Wrap a blocking one: the same on every database and on every event loop."""
+        self._transaction = transaction
+        self._loop = loop
+
+    async def execute(self, sql: str, parameters: Any = ()) -> Any:
+        """Run a statement; parameters are in the driver's style (psycopg ``%s``, sqlite3 ``?``). Return the cursor.
+
+        Its rows are there: ``fetchall()`` and the like are plain calls. A cancelled task cuts the statement short.
+        """
+        try:
+            return await self._loop.run(lambda: self._transaction.execute(sql, parameters), abandon=True)
+        except anyio.get_cancelled_exc_class():
+            self._transaction.cut()
+            raise
+
+
+class _Done:
+    """Something to await that is over already, and that nobody need await."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()

@@ -1,0 +1,401 @@
+"""Whatever cannot work is refused by the call that caused it, with an error that names the value and the remedy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+import tenure
+from tenure import ConfigError, NotLeader, StoreUnavailable
+from tenure.mounts import network_file_system
+from tenure.settings import check_name
+from tests.canary import CANARY, assert_untold
+from tests.conftest import missing
+from tests.desk import Nodes, until
+from tests.servers import Scratch, server_account
+
+COMPOSED, DECOMPOSED = unicodedata.normalize("NFC", "Zoë"), unicodedata.normalize("NFD", "Zoë")
+
+
+def settings(url="sqlite:///app.db", **arguments):
+    return tenure.Node(url, **arguments)._settings
+
+
+# --- names --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("", "='' has 0 bytes: give it 1 to 255"),
+        ("n" * 256, "='n{40}…' has 256 bytes"),
+        ("é" * 128, "has 256 bytes"),
+        (" ", "=' ' is blank"),
+        ("\u3000\u2003", "is blank"),
+        ("a\nb", "control characters"),
+        ("a\x00b", r"='a\\x00b' contains control characters"),
+        ("\x7f", "control characters"),
+        ("\ud800", r"='\\ud800' contains .*lone surrogates"),
+        (7, "=7 must be text"),
+        (b"bytes", "=b'bytes' must be text"),
+    ],
+)
+def test_names_that_cannot_be(name, complaint):
+    with pytest.raises(ConfigError, match="role" + complaint if complaint.startswith("=") else complaint):
+        check_name("role", name)
+    for argument in ("name", "namespace"):
+        with pytest.raises(ConfigError, match=f"{argument}="):
+            settings(**{argument: name})
+
+
+def test_every_role_is_checked_where_it_is_named(sqlite_url, monkeypatch):
+    monkeypatch.setenv("TENURE_NAME", "a\tb")
+    with pytest.raises(ConfigError, match=r"TENURE_NAME='a\\tb' contains control characters"):
+        settings()
+    monkeypatch.setenv("TENURE_NAME", "")  # as good as none
+    with tenure.Node(sqlite_url) as node:
+        for call in (node.election, lambda role: next(node.terms(role)), lambda role: node.lead(role).__enter__()):
+            for role in ("", " ", "a\x00b", "\udcff", "r" * 256, None):
+                with pytest.raises(ConfigError, match="role="):
+                    call(role)
+        with node.lead("r", timeout=20) as term:
+            assert term.valid, "nothing of it did any harm"
+
+
+def test_two_spellings_of_one_text_are_one_role(store_url):
+    assert COMPOSED != DECOMPOSED
+    with Nodes(store_url, namespace=DECOMPOSED) as nodes:
+        node, other = nodes(DECOMPOSED), nodes("other", namespace=COMPOSED)
+        assert node.name == node.namespace == COMPOSED
+        assert node.election(DECOMPOSED) is node.election(COMPOSED)
+        assert node.election(DECOMPOSED).role == COMPOSED
+        with node.lead(COMPOSED, timeout=20) as term:
+            with pytest.raises(ConfigError, match=f"role '{COMPOSED}': this node leads or campaigns for it already"):
+                next(node.terms(DECOMPOSED))
+            assert term.valid
+            election = other.election(DECOMPOSED)
+            until(lambda: len(election.candidates()) == 2, "both standing")
+        assert election.wait(20).token == 2
+        election.resign(to=DECOMPOSED)
+        assert node.election(DECOMPOSED).wait(20).token == 3
+
+
+@pytest.fixture
+def latin1_url(postgres_server):
+    name = "in_latin1"
+    create = f"create database {name} encoding 'LATIN1' template template0 lc_ctype 'C' lc_collate 'C'"
+    yield postgres_server.url(name), lambda: postgres_server.execute(create)
+    postgres_server.drop_database(name)
+
+
+def test_name_that_the_database_cannot_hold_is_refused_and_keeps_nobody_from_standing(latin1_url):
+    url, create = latin1_url
+    node = tenure.Node(url, name="Zoë", start="wait")
+    starting = threading.Thread(target=node.start)
+    starting.start()
+    with contextlib.closing(node):
+        until(lambda: node._engine.running, "started")
+        too_early = node.election("役割")  # no database yet, so nobody knows
+        early = node.election("rôle, early")
+        create()
+        starting.join(20)
+        assert early.wait(20).token == 1
+        assert not too_early.standing
+        with pytest.raises(NotLeader, match="has withdrawn"):
+            too_early.wait(20)
+        with pytest.raises(ConfigError, match=r"role='役割' cannot be written .*\(iso8859-1\) has no '役'; .* UTF8"):
+            node.election("役割")
+        with node.lead("rôle", timeout=20):
+            assert early.is_leader
+    for argument in ("name", "namespace"):
+        with pytest.raises(ConfigError, match=f"{argument}='Zoë 役' cannot be written"):
+            tenure.Node(url, **{argument: "Zoë 役"}).start()
+
+
+# --- numbers and words --------------------------------------------------------------------------------------
+
+NO_NUMBERS = (float("nan"), float("inf"), -float("inf"), "soon", "", None, [1], True)
+
+
+@pytest.mark.parametrize("ttl", [0, 0.5, -1, 3601, 1e300, 10**400, *(one for one in NO_NUMBERS if one is not None)])
+def test_ttl_has_limits(ttl):
+    with pytest.raises(ConfigError, match=r"ttl=.* must be"):
+        settings(ttl=ttl)
+
+
+def test_renewals_must_leave_room_for_a_lost_one():
+    assert settings(ttl=10, renew_every=4.5).renew_every == 4.5
+    for renew_every in (0, -1, 4.6, 100, "often", float("nan")):
+        with pytest.raises(ConfigError, match="renew_every="):
+            settings(ttl=10, renew_every=renew_every)
+    with pytest.raises(ConfigError, match=r"renew_every=6 must be above 0 and at most 2\.25 \(with ttl=5\)"):
+        settings(ttl=5, renew_every=6)
+
+
+def test_waits_and_bounds_have_limits(sqlite_url):
+    with tenure.Node(sqlite_url) as node, node.lead("r", timeout=1e300) as term:
+        for timeout in (-1, *(one for one in NO_NUMBERS if one is not None)):
+            with pytest.raises(ConfigError, match="timeout="):
+                node.election("r").wait(timeout)
+            with pytest.raises(ConfigError, match="timeout="):
+                term.wait_lost(timeout)
+        for bound in (0, -1, 3601, *(one for one in NO_NUMBERS if one is not None)):
+            with pytest.raises(ConfigError, match="bound="), term.transaction(bound=bound):
+                pytest.fail("that is no bound")
+        for limit in (0, -1, 1.5, "x"):
+            with pytest.raises(ConfigError, match="limit="):
+                node.election("r").history(limit)
+        assert term.valid
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("takeover", "never"),
+        ("mode", "magic"),
+        ("mode", None),
+        ("start", "later"),
+        ("schema", ""),
+        ("schema", None),
+        ("schema", "a-b"),
+        ("schema", "1st"),
+        ("schema", "pg_tenure"),
+        ("schema", 'x"; drop table y; --'),
+        ("schema", "x" * 64),
+        ("schema", "é" * 32),
+        ("metadata", {"x": object()}),
+        ("metadata", {"x": float("nan")}),
+        ("metadata", 7),
+    ],
+)
+def test_wrong_value_is_refused_by_name(argument, value):
+    with pytest.raises(ConfigError, match=f"{argument}="):
+        settings(**{argument: value})
+
+
+def test_configuration_errors_are_value_errors_too():
+    with pytest.raises(ValueError, match="takeover="):
+        settings(takeover="never")
+
+
+# --- URLs and drivers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:app.db", "sqlite:///", "sqlite:///:memory:"])
+def test_sqlite_needs_a_file(url):
+    with pytest.raises(ConfigError, match="sqlite:///"):
+        settings(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"oracle://me:{CANARY}@host/db",
+        f"me:{CANARY}@host/db",
+        f"//me:{CANARY}@host/db",
+        f"host=db user=me password={CANARY}",
+        f"password={CANARY} host=db",
+        f"{CANARY}",
+        f"postgresql//me:{CANARY}@host/db",
+        f"postgresql:/me:{CANARY}@host/db",
+        f"postgresql:me:{CANARY}@host/db",
+        f"postgresql://me:{CANARY}",
+        f"postgresql://me:{CANARY}@[::1/db",
+        f"postgresql://me:{CANARY}@::1]/db",
+        f"postgresql://me:{CANARY}%zz@host/db",
+        f"postgresql://me:{CANARY}%00@host/db",
+        f"postgresql://me:{CANARY}%ff@host/db",
+        f"postgresql://me:{CANARY}\0@host/db",
+        f"postgresql://me:{CANARY}\udcff@host/db",
+        f"postgresql://me:not@escaped@{CANARY}@host/db",
+        f"postgresql://me:not/escaped{CANARY}@host/db",
+        f"postgresql://me:1/{CANARY}@host/db",
+        f"postgresql://me:{CANARY}@host:notaport:7/db?x",
+        f"postgresql://me:{CANARY}@host:notaport/db",
+        f"postgresql://me:{CANARY}@host:0/db",
+        f"postgresql://me:{CANARY}@host:65536/db",
+        f"postgresql://me:{CANARY}@host/db?port={CANARY}",
+        f"postgresql://me:{CANARY}@host/db?no_such_option=1",
+        f"postgresql://me:{CANARY}@host/db?sslmode",
+        f"postgresql+psycopg://me:{CANARY}%@host/db",
+        f"sqlite://{CANARY}",
+        f"sqlite:///{CANARY}\0",
+    ],
+)
+def test_malformed_url_is_refused_without_repeating_it(url):
+    for arguments in ({"url": url}, {"url": "postgresql://host/db", "direct_url": url}):
+        with pytest.raises(ConfigError, match=r"://|percent-encoded|NUL|SQLite") as error:
+            tenure.Node(**arguments)
+        assert_untold(error.value)
+
+
+def test_url_must_be_text():
+    for url in (7, b"sqlite:///app.db", Path("app.db")):
+        with pytest.raises(ConfigError, match=f"the URL must be text, not {type(url).__name__}"):
+            settings(url)
+    with pytest.raises(ConfigError, match="the URL is empty"):
+        settings(" ")
+
+
+def test_several_hosts_may_share_the_default_port():
+    connector = tenure.Node("postgresql://one:5433,two/db?user=me@corp")._engine.backend._connector
+    assert repr(connector) == "PostgreSQL at one,two port 5433, database db as me@corp"
+
+
+def test_missing_driver_is_named_by_the_extra_that_brings_it():
+    program = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "import tenure\n"
+        "try: tenure.Node('postgresql://me:c4n4ry@host/db')\n"
+        "except tenure.ConfigError as error: print(error)"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout == "PostgreSQL needs psycopg 3: pip install 'tenure[postgres]'\n"
+    assert not said.stderr
+
+
+def test_place_for_the_default_database_is_needed(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    monkeypatch.delenv("TENURE_URL", raising=False)
+    with pytest.raises(ConfigError, match=r"no URL given, and no place for a local file .*: give a URL"):
+        settings(None)
+
+
+# --- databases that cannot be used --------------------------------------------------------------------------
+
+
+def test_server_that_never_answers_is_an_error_after_the_connect_timeout(monkeypatch):
+    monkeypatch.setattr("tenure.postgres.CONNECT_TIMEOUT_S", 2)  # libpq's least
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(StoreUnavailable, match="timeout"):
+            tenure.Node(f"postgresql://me:{CANARY}@127.0.0.1:{silent.getsockname()[1]}/app").start()
+
+
+def test_file_that_cannot_be_opened_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(StoreUnavailable, match=r"cannot open .* no such directory; create it"):
+        tenure.Node(f"sqlite:///{tmp_path}/file/tenure.db").start()
+    (tmp_path / "other.db").write_text("not a database, but long enough to be taken for one" * 100)
+    with pytest.raises(StoreUnavailable, match="not a database"):
+        tenure.Node(f"sqlite:///{tmp_path}/other.db").start()
+
+
+START_AS = """
+import os, sys, tenure
+account, fine, *urls = sys.argv[1:]
+with tenure.Node(fine) as node: node.election("r").wait(20)  # as whoever can read the sources
+if int(account): os.setegid(int(account)); os.seteuid(int(account))
+for url in urls:
+    try: tenure.Node(url).start()
+    except tenure.StoreUnavailable as error: print(error)
+"""
+
+
+def test_file_that_may_not_be_written_is_an_error_at_the_start(tmp_path):
+    """Root may write anything, so another user tries."""
+    account = server_account()
+    scratch = Scratch("tenure-", account)
+    try:
+        urls, refused = [], []
+        for kind in ("file", "directory", "sentinels"):
+            path = scratch.path / kind / "tenure.db"
+            path.parent.mkdir()
+            with tenure.Node(f"sqlite:///{path}") as node:
+                node.election("r").wait(20)
+            refused.append({"file": path, "directory": path.parent, "sentinels": Path(f"{path}.sentinels")}[kind])
+            urls.append(f"sqlite:///{path}")
+            for each in [path.parent, *path.parent.rglob("*")]:
+                each.chmod(0o777)
+            refused[-1].chmod(0o555)
+        command = [sys.executable, "-c", START_AS, str(account.uid if account else 0), f"sqlite:///{tmp_path}/fine.db"]
+        said = subprocess.run([*command, *urls], capture_output=True, text=True, check=True, timeout=60)
+        assert said.stdout.splitlines() == [
+            f"cannot open '{url.partition('///')[2]}': this user may not write to '{path}'; give it the permission, or "
+            "another file"
+            for url, path in zip(urls, refused, strict=True)
+        ]
+    finally:
+        scratch.close()
+
+
+# --- network file systems -----------------------------------------------------------------------------------
+
+MOUNTINFO = r"""
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
+22 27 0:21 / /proc rw,relatime - proc proc rw
+51 27 0:44 / /home rw,relatime shared:5 - nfs4 server:/home rw,vers=4.2,addr=192.0.2.7
+52 51 254:3 / /home/local rw,relatime shared:6 master:2 - xfs /dev/vdb rw
+53 27 0:45 / /mnt/my\040share rw,relatime - cifs //server/share rw
+54 27 0:46 / /mnt/back\134slash rw - 9p share rw
+55 27 0:47 / /srv/data rw - nfs server:/old rw
+56 55 0:48 / /srv/data rw - tmpfs tmpfs rw
+57 27 0:49 / /srv/remote rw - fuse.sshfs me@host: rw,user_id=0
+58 27 0:50 / /srv/disk rw - fuse.mergerfs a:b rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/app.db", None),
+        ("/home/me/app.db", "nfs4"),
+        ("/homeless/app.db", None),
+        ("/home/local/app.db", None),
+        ("/mnt/my share/app.db", "cifs"),
+        ("/mnt/back\\slash/app.db", "9p"),
+        ("/srv/data/app.db", None),
+        ("/srv/remote/deep/down/app.db", "fuse.sshfs"),
+        ("/srv/disk/app.db", None),
+    ],
+)
+def test_file_system_is_that_of_the_nearest_mount(tmp_path, path, kind):
+    (tmp_path / "mountinfo").write_text(MOUNTINFO.lstrip())
+    assert network_file_system(Path(path), tmp_path / "mountinfo") == kind
+
+
+def test_file_system_is_not_asked_for_where_nobody_tells(tmp_path):
+    assert network_file_system(tmp_path / "app.db", tmp_path / "no mountinfo") is None
+    assert network_file_system(tmp_path / "app.db") is None, "or the tests themselves could not run"
+
+
+def test_sqlite_on_a_network_file_system_is_refused(tmp_path):
+    """A real mount, of sshfs by name: there is nobody behind it, and nobody is asked."""
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists() or shutil.which("unshare") is None:
+        missing("mounting a file system needs root, /dev/fuse and `unshare` (util-linux)")
+    share = tmp_path / "a share"
+    share.mkdir()
+    (tmp_path / "link").symlink_to(share)
+    script = """
+        exec 3<>/dev/fuse
+        mount -i -t fuse.sshfs -o fd=3,rootmode=040000,user_id=0,group_id=0 host: "$1" || exit 1
+        exec 3>&-
+        exec "$2" -c "$3" "$1/app.db" "$4/app.db"
+    """
+    program = (
+        "import sys, tenure\n"
+        "for path in sys.argv[1:]:\n"
+        "    try: tenure.Node('sqlite:///' + path)\n"
+        "    except tenure.ConfigError as error: print(error)"
+    )
+    arguments = ["sh", str(share), sys.executable, program, str(tmp_path / "link")]
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"'{path}/app.db' is on a network file system (fuse.sshfs), where SQLite's locks do not hold: give a file on a "
+        "local disk, or use PostgreSQL"
+        for path in (share, tmp_path / "link")
+    ]

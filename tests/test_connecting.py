@@ -1,0 +1,270 @@
+"""How a node connects to PostgreSQL: libpq's parameters, TLS, passwords that change; and that nobody sees one."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import re
+import shutil
+import socket
+import subprocess
+from urllib.parse import quote
+
+import psutil
+import pytest
+
+import tenure
+from tenure import ConfigError, StoreUnavailable
+from tests.canary import CANARY, PIECE, assert_untold, assert_untold_by_variables
+from tests.conftest import INSTALLATIONS, NO_POSTGRES, missing
+from tests.desk import Nodes, execute, until
+from tests.servers import PostgresServer
+
+pytestmark = pytest.mark.xdist_group("connecting")  # one server for all of them
+
+
+def outside_address() -> str | None:
+    """An IPv4 address of this machine that is not loopback."""
+    addresses = (one.address for each in psutil.net_if_addrs().values() for one in each if one.family == socket.AF_INET)
+    return next((address for address in addresses if not ipaddress.ip_address(address).is_loopback), None)
+
+
+def make_certificate(directory, address):
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    subject = ("-subj", "/CN=tests", "-addext", f"subjectAltName=IP:{address}", "-days", "2")
+    files = ("-keyout", directory / "server.key", "-out", directory / "server.crt")
+    subprocess.run(["openssl", "req", "-x509", *curve, *subject, *files], check=True, capture_output=True)
+    (directory / "server.key").chmod(0o600)
+    return directory / "server.crt"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """A server that asks for a password and speaks TLS, at an address that is not loopback if there is one."""
+    if not INSTALLATIONS:
+        missing(NO_POSTGRES)
+    if shutil.which("openssl") is None:
+        missing("TLS needs a certificate: install openssl")
+    server = PostgresServer(listen=outside_address() or "127.0.0.1", fsync=False, password=CANARY)
+    try:
+        certificate = make_certificate(server.data, server.listen)
+        if server.account:
+            for path in (certificate, certificate.with_suffix(".key")):
+                os.chown(path, server.account.uid, server.account.gid)
+        server.configure(ssl=True)
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def url(guarded):
+    """An empty database there, under the superuser's password."""
+    url = guarded.create_database()
+    yield url
+    guarded.drop_database(url.rpartition("/")[2])
+
+
+def bare(url):
+    """The URL without the password."""
+    return url.replace(":" + quote(CANARY, safe=""), "")
+
+
+@pytest.fixture
+def log(caplog):
+    """Whatever any logger says."""
+    for name in ("", "psycopg", "tenure"):
+        caplog.set_level(logging.DEBUG, logger=name)
+    return caplog
+
+
+# --- nobody sees the password -------------------------------------------------------------------------------
+
+
+def test_password_shows_nowhere_while_the_server_is_down(log):
+    with socket.socket() as taken:  # bound and deaf: refused, and no other test's server can come up there meanwhile
+        taken.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{taken.getsockname()[1]}/app"
+        for node in (
+            tenure.Node(f"postgresql://someone:{CANARY}@{where}"),
+            tenure.Node(f"postgresql://{where}?user=someone&password={CANARY}&sslpassword={CANARY}"),
+            tenure.Node(f"postgresql://someone@{where}", password=CANARY),
+            tenure.Node(f"postgresql://someone@{where}", password=lambda: CANARY),
+        ):
+            place = r"PostgreSQL at 127\.0\.0\.1 port \d+ database app as someone"
+            with pytest.raises(StoreUnavailable, match=f"cannot connect to {place}: .*refused") as error:
+                node.start()
+            assert_untold(error.value, records=log.records, things=insides(node))
+            assert_untold_by_variables(error.value)
+    assert any(record.name == "psycopg" for record in log.records), "the driver was heard"
+
+
+def test_wrong_password_shows_nowhere(guarded, url, log):
+    wrong = quote(CANARY, safe="") + "-wrong"
+    for node in (
+        tenure.Node(url.replace(quote(CANARY, safe=""), wrong)),
+        tenure.Node(bare(url), password=CANARY + "-wrong"),
+        tenure.Node(bare(url), password=lambda: CANARY + "-wrong"),
+    ):
+        with pytest.raises(StoreUnavailable, match='password authentication failed for user "postgres"') as error:
+            node.start()
+        assert_untold(error.value, records=log.records, things=insides(node))
+        assert_untold_by_variables(error.value)
+    servers_log = "\n".join(guarded.log_lines())
+    assert "password authentication failed" in servers_log
+    assert PIECE not in servers_log
+
+
+def test_right_password_shows_nowhere(guarded, url, log):
+    with tenure.Node(url, name="worker-1", namespace="jobs", ttl=5) as node, node.lead("r", timeout=20) as term:
+        with term.transaction() as transaction:
+            transaction.execute("select 1")
+        assert (node.name, node.namespace, node.ttl) == ("worker-1", "jobs", 5.0)
+        assert repr(node) == "<Node 'worker-1' namespace='jobs' on postgresql>"
+        assert_untold(records=log.records, things=(*insides(node), term, node.election("r"), *guarded.backends()))
+
+
+def insides(node):
+    engine = node._engine
+    return node, node._settings, engine.backend._connector, *map(vars, (node, engine, engine.backend))
+
+
+# --- password= ----------------------------------------------------------------------------------------------
+
+
+def test_password_may_be_given_beside_the_url(url):
+    asked = []
+    with Nodes(bare(url), ttl=30) as nodes:
+        nodes("text", password=CANARY).election("r").wait(20)
+        asking = nodes("function", password=lambda: asked.append(1) or CANARY)
+        term = asking.election("s").wait(20)
+        until(lambda: len(asked) >= 2, "control and watch connection")
+        before = len(asked)
+        with term.transaction() as transaction:
+            transaction.execute("select 1")
+        assert len(asked) == before + 1, "once for every connection"
+
+
+def test_function_is_asked_again_when_the_password_has_changed(guarded, url, log):
+    """The old one is refused, then nobody can say which is right: neither ends the node, and the next one works."""
+    guarded.execute("drop role if exists rotating")
+    guarded.execute(f"create role rotating superuser login password '{CANARY}'")
+    answers = [CANARY]
+
+    def password():
+        if answers[-1] is None:
+            raise RuntimeError(f"cannot decide between {answers}")
+        return answers[-1]
+
+    with Nodes(bare(url).replace("postgres@", "rotating@"), ttl=30) as nodes:
+        election = nodes("a", password=password).election("r")
+        term = election.wait(20)
+        guarded.execute(f"alter role rotating password '{CANARY}-2'")
+        guarded.execute("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'rotating'")
+        heard(log, r'password authentication failed for user "rotating".*; trying again until it is back')
+        with pytest.raises(StoreUnavailable, match="password authentication failed"), term.transaction():
+            pytest.fail("nobody let it in")
+        answers.append(None)
+        with pytest.raises(StoreUnavailable, match="given as password= raised RuntimeError") as error:
+            term.transaction().__enter__()
+        assert_untold(error.value)
+        heard(log, "OpenWatch failed: the function given as password= raised RuntimeError")
+        answers.append(f"{CANARY}-2")
+        assert election.wait(20).token == 2
+    assert_untold(records=log.records)
+    guarded.drop_database(url.rpartition("/")[2])
+    guarded.execute("drop role rotating")
+
+
+def heard(log, pattern):
+    until(lambda: any(re.search(pattern, record.getMessage(), re.DOTALL) for record in list(log.records)), pattern)
+
+
+def test_password_that_cannot_be_is_refused_unseen():
+    for password in (7, CANARY.encode(), "", f"{CANARY}\0", f"{CANARY}\udcff", ["s3cret"]):
+        with pytest.raises(ConfigError, match=r"^password ") as error:
+            tenure.Node("postgresql://host/app", password=password)
+        assert_untold(error.value)
+    for url in (f"postgresql://me:{CANARY}@host/app", f"postgresql://host/app?password={CANARY}"):
+        with pytest.raises(ConfigError, match="leave one of them out") as error:
+            tenure.Node(url, password=CANARY)
+        assert_untold(error.value)
+    with pytest.raises(ConfigError, match="password= is for PostgreSQL, and the URL names sqlite: leave it out"):
+        tenure.Node("sqlite:///app.db", password=CANARY)
+
+
+def test_function_that_gives_no_password_is_named_at_the_start():
+    def fails():
+        raise RuntimeError(CANARY)
+
+    def takes(argument):
+        return CANARY
+
+    for function, kind in ((fails, "RuntimeError"), (takes, "TypeError")):
+        with pytest.raises(StoreUnavailable, match=f"the function given as password= raised {kind}") as error:
+            tenure.Node("postgresql://host.invalid/app", password=function).start()
+        assert_untold(error.value)
+    for answer, kind in ((None, "NoneType"), (CANARY.encode(), "bytes")):
+        with pytest.raises(ConfigError, match=f"password must be text, .* not {kind}") as error:
+            tenure.Node("postgresql://host.invalid/app", password=lambda answer=answer: answer, start="wait").start()
+        assert_untold(error.value)
+
+
+# --- TLS, and libpq's other parameters ----------------------------------------------------------------------
+
+
+def encrypted(url):
+    """Whether the node's connections are encrypted, one by one."""
+    return execute(
+        url + "?application_name=tests",
+        "select ssl from pg_stat_ssl join pg_stat_activity using (pid) "
+        "where datname = current_database() and application_name <> 'tests'",
+    )
+
+
+def test_parameters_of_the_url_reach_libpq(guarded, url, tmp_path):
+    right = guarded.data / "server.crt"
+    wrong = make_certificate(tmp_path, guarded.listen)
+    for parameters, is_encrypted in (
+        ("sslmode=require&application_name=mine", True),
+        ("sslmode=disable&application_name=mine", False),
+        (f"sslmode=verify-full&sslrootcert={quote(str(right))}&application_name=mine", True),
+    ):
+        with tenure.Node(f"{url}?{parameters}") as node, node.lead("r", timeout=20) as term, term.transaction():
+            connections = until(lambda: len(them := encrypted(url)) == 3 and them, "control, watch and transaction")
+            assert connections == [(is_encrypted,)] * 3
+            names = {backend.application_name for backend in guarded.backends(url.rpartition("/")[2])}
+            assert names == {"mine"}
+    for parameters, complaint in (
+        (f"sslmode=verify-full&sslrootcert={quote(str(wrong))}", "certificate verify failed"),
+        (f"sslmode=verify-full&sslrootcert={quote(str(tmp_path))}/none", "does not exist"),
+        ("sslmode=always", 'invalid sslmode value: "always"'),
+        ("connect_timeout=soon", "connect_timeout: 'soon'"),
+    ):
+        with pytest.raises(StoreUnavailable, match=complaint) as error:
+            tenure.Node(f"{url}?{parameters}").start()
+        assert_untold(error.value)
+
+
+def test_open_connection_to_another_machine_is_warned_of_once(guarded, url, postgres_url, log, monkeypatch):
+    if guarded.listen == "127.0.0.1":
+        missing("this machine has no address but loopback")
+    monkeypatch.setattr("tenure.postgres._told", set())
+    socket_url = guarded.url(url.rpartition("/")[2], host=str(guarded.socket_dir))
+    for harmless in (postgres_url, socket_url, f"{url}?sslmode=require"):
+        with tenure.Node(harmless) as node:
+            node.election("r").wait(20)
+    assert warnings(log) == []
+    for _ in range(2):
+        with tenure.Node(f"{url}?sslmode=disable") as node, node.lead("r", timeout=20) as term, term.transaction():
+            pass
+    server = f"{guarded.listen}:{guarded.port}"
+    assert warnings(log) == [
+        f"the connection to {server} is not encrypted: add sslmode=require to the URL, or better verify-full"
+    ]
+
+
+def warnings(log):
+    return [one.getMessage() for one in log.records if one.levelno >= logging.WARNING and one.name == "tenure.postgres"]

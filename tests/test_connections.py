@@ -1,0 +1,706 @@
+"""The fence on a connection of the application's own: every kind of it goes through the same cases.
+
+A kind is a row of KINDS: how to open such a connection, and how to say to it what the cases say. Drivers differ in
+whether one waits for an answer, in how a transaction begins and in how one nests; the fence does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import itertools
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiosqlite
+import asyncpg
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy import orm
+from sqlalchemy.ext import asyncio as async_alchemy
+
+import tenure
+from tenure import connections
+from tenure.errors import ConfigError, Fenced
+from tenure.session import Failed
+from tests.conftest import INSTALLATIONS, NO_POSTGRES, fresh_database, missing
+from tests.desk import Claim, Desk, connected, execute
+
+BOUND_S = 30.0
+FLOOR = 2**40  # the first token after the first promotion of a replica: a test with small numbers would miss much
+
+
+async def settled(answer: Any) -> Any:
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+@contextlib.asynccontextmanager
+async def entered(manager: Any) -> AsyncIterator[Any]:
+    """Enter a context manager of either sort."""
+    if hasattr(manager, "__aenter__"):
+        async with manager as thing:
+            yield thing
+    else:
+        with manager as thing:
+            yield thing
+
+
+def looped(test: Callable[..., Any]) -> Callable[..., None]:
+    """Run a test on an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+# --- kinds of connections -----------------------------------------------------------------------------------
+
+
+class Talk:
+    """A connection and how one speaks to it. This one is right for psycopg, sqlite3 and aiosqlite."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    async def begin(self) -> None:
+        """Most begin by themselves, with the first statement."""
+
+    async def run(self, sql: str) -> None:
+        await settled(self.connection.execute(sql))
+
+    async def write(self, claim: Claim) -> None:
+        await self.run(f"insert into ledger values ({claim.token})")
+
+    async def fence(self, claim: Claim, bound_s: float = BOUND_S) -> None:
+        if connections.is_async(self.connection):
+            await connections.fence_async(self.connection, claim, bound_s)
+        else:
+            connections.fence(self.connection, claim, bound_s)
+
+    async def commit(self) -> None:
+        await settled(self.connection.commit())
+
+    async def rollback(self) -> None:
+        await settled(self.connection.rollback())
+
+    def nested(self) -> Any:
+        """A block inside the transaction that can be undone by itself."""
+        return self.connection.transaction()
+
+
+class AsyncpgTalk(Talk):
+    async def begin(self, **options: Any) -> None:
+        self.transaction = self.connection.transaction(**options)
+        await self.transaction.start()
+
+    async def commit(self) -> None:
+        await self.transaction.commit()
+
+    async def rollback(self) -> None:
+        await self.transaction.rollback()
+
+
+class AlchemyTalk(Talk):
+    async def run(self, sql: str) -> None:
+        await settled(self.connection.execute(sqlalchemy.text(sql)))
+
+    def nested(self) -> Any:
+        return self.connection.begin_nested()
+
+
+Opener = Callable[[str, bool], contextlib.AbstractAsyncContextManager[Talk]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+    database: str
+    open: Opener
+
+
+def bare(talk: type[Talk], connect: Callable[[str, bool], Any]) -> Opener:
+    """A driver's own connection."""
+
+    @contextlib.asynccontextmanager
+    async def opened(url: str, autocommit: bool) -> AsyncIterator[Talk]:
+        connection = await settled(connect(url, autocommit))
+        try:
+            yield talk(connection)
+        finally:
+            await settled(connection.close())
+
+    return opened
+
+
+@contextlib.asynccontextmanager
+async def pooled(url: str, autocommit: bool) -> AsyncIterator[Talk]:
+    async with asyncpg.create_pool(url, min_size=1, max_size=1) as pool, pool.acquire() as connection:
+        yield AsyncpgTalk(connection)
+
+
+def alchemy(driver: str, of_engine: Callable[[Any], Any]) -> Opener:
+    """A connection or session of SQLAlchemy over some driver."""
+    make = async_alchemy.create_async_engine if "async" in of_engine.__name__ else sqlalchemy.create_engine
+
+    @contextlib.asynccontextmanager
+    async def opened(url: str, autocommit: bool) -> AsyncIterator[Talk]:
+        url = f"{url.partition(':')[0]}+{driver}:{url.partition(':')[2]}"
+        engine = make(url, **({"isolation_level": "AUTOCOMMIT"} if autocommit else {}))
+        connection = of_engine(engine)
+        try:
+            if not hasattr(connection, "registry"):
+                connection = await settled(connection)
+            yield AlchemyTalk(connection)
+        finally:
+            await settled(connection.close())
+            await settled(engine.dispose())
+
+    return opened
+
+
+def connection_of(engine: Any) -> Any:
+    return engine.connect()
+
+
+def session_of(engine: Any) -> Any:
+    return orm.Session(engine)
+
+
+def scoped_session_of(engine: Any) -> Any:
+    return orm.scoped_session(orm.sessionmaker(engine))
+
+
+def async_connection_of(engine: Any) -> Any:
+    return engine.connect()
+
+
+def async_session_of(engine: Any) -> Any:
+    return async_alchemy.AsyncSession(engine)
+
+
+def async_scoped_session_of(engine: Any) -> Any:
+    return async_alchemy.async_scoped_session(async_alchemy.async_sessionmaker(engine), asyncio.current_task)
+
+
+def sqlite_arguments(url: str, autocommit: bool) -> dict[str, Any]:
+    return {"database": url.partition(":///")[2]} | ({"isolation_level": None} if autocommit else {})
+
+
+POSTGRES_KINDS = [
+    Kind(name, "postgresql", opener)
+    for name, opener in {
+        "psycopg": bare(Talk, lambda url, auto: psycopg.connect(url, autocommit=auto)),
+        "psycopg-async": bare(Talk, lambda url, auto: psycopg.AsyncConnection.connect(url, autocommit=auto)),
+        "asyncpg": bare(AsyncpgTalk, lambda url, _: asyncpg.connect(url)),
+        "asyncpg-pool": pooled,
+        "alchemy": alchemy("psycopg", connection_of),
+        "alchemy-session": alchemy("psycopg", session_of),
+        "alchemy-scoped": alchemy("psycopg", scoped_session_of),
+        "alchemy-asyncpg": alchemy("asyncpg", async_connection_of),
+        "alchemy-asyncpg-session": alchemy("asyncpg", async_session_of),
+        "alchemy-psycopg-async": alchemy("psycopg", async_connection_of),
+        "alchemy-async-scoped": alchemy("psycopg", async_scoped_session_of),
+    }.items()
+]
+SQLITE_KINDS = [
+    Kind(name, "sqlite", opener)
+    for name, opener in {
+        "sqlite3": bare(Talk, lambda url, auto: sqlite3.connect(**sqlite_arguments(url, auto))),
+        "aiosqlite": bare(Talk, lambda url, auto: aiosqlite.connect(**sqlite_arguments(url, auto))),
+        "alchemy-sqlite": alchemy("pysqlite", connection_of),
+        "alchemy-sqlite-session": alchemy("pysqlite", session_of),
+        "alchemy-aiosqlite": alchemy("aiosqlite", async_connection_of),
+        "alchemy-aiosqlite-session": alchemy("aiosqlite", async_session_of),
+    }.items()
+]
+KINDS = POSTGRES_KINDS + SQLITE_KINDS
+NESTING_KINDS = [kind for kind in KINDS if kind.name not in ("sqlite3", "aiosqlite")]  # they have no word for it
+
+
+# --- databases that the tests share -------------------------------------------------------------------------
+
+
+class Office:
+    """A database with two members, who hold and take roles as a test says."""
+
+    _roles = itertools.count(1)
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.old = Desk(url, renew_every=0.2)
+        self.new = Desk(url, renew_every=0.2)
+        execute(url, "create table ledger (token bigint)")
+
+    def close(self) -> None:
+        self.old.close()
+        self.new.close()
+
+    def lead(self, role: str | None = None) -> Claim:
+        """Let the old member lead a role; a new one, if none is named."""
+        role = role or f"role {next(self._roles)}"
+        return Claim(role, self.old.acquire(role, floor=FLOOR)[role], self.old.id)
+
+    def succeed(self, claim: Claim) -> Claim:
+        """Let the new member end the old one and take its role; the old one comes back under another id."""
+        after = self.new.succeed(self.old, claim.role)
+        self.old.join()
+        return after
+
+    @property
+    def written(self) -> list[int]:
+        return [token for (token,) in execute(self.url, "select token from ledger order by token")]
+
+
+@pytest.fixture(scope="module")
+def offices(shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Office]]:
+    """One office a database for all tests of this file; a role is used by one test only."""
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def office(database: str) -> Office:
+            if database == "sqlite":
+                url = f"sqlite:///{tmp_path_factory.mktemp('office')}/tenure.db"
+            elif INSTALLATIONS:
+                url = stack.enter_context(fresh_database(shared_server(INSTALLATIONS[0])))
+            else:
+                missing(NO_POSTGRES)
+            return stack.enter_context(contextlib.closing(Office(url)))
+
+        yield office
+
+
+@pytest.fixture
+def office(kind: Kind, offices: Callable[[str], Office]) -> Office:
+    office = offices(kind.database)
+    execute(office.url, "delete from ledger")
+    return office
+
+
+def each(kinds: list[Kind]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("kind", kinds, ids=lambda kind: kind.name)
+
+
+# --- the same cases for every kind --------------------------------------------------------------------------
+
+
+@each(KINDS)
+@looped
+async def test_latest_term_passes_and_its_write_commits(kind, office):
+    claim = office.lead()
+    async with kind.open(office.url, False) as talk:
+        await talk.begin()
+        await talk.fence(claim)
+        await talk.write(claim)
+        await talk.commit()
+    assert office.written == [claim.token]
+
+
+@each(KINDS)
+@looped
+async def test_old_term_is_refused_and_nothing_commits_although_the_refusal_is_swallowed(kind, office):
+    before = office.lead()
+    after = office.succeed(before)
+    async with kind.open(office.url, False) as talk:
+        await talk.begin()
+        await talk.write(before)
+        with pytest.raises(Fenced, match=f"token {before.token} is over") as refusal:
+            await talk.fence(before)
+        assert not refusal.value.retryable
+        await talk.commit()
+        assert office.written == []
+        await talk.begin()
+        await talk.fence(after)
+        await talk.write(after)
+        await talk.commit()
+    assert office.written == [after.token]
+
+
+@each(POSTGRES_KINDS)
+@looped
+async def test_write_after_a_swallowed_refusal_cannot_commit(kind, office):
+    before = office.lead()
+    office.succeed(before)
+    async with kind.open(office.url, False) as talk:
+        await talk.begin()
+        with pytest.raises(Fenced):
+            await talk.fence(before)
+        with pytest.raises(Exception, match="current transaction is aborted"):
+            await talk.write(before)
+        await talk.commit()
+    assert office.written == []
+
+
+@each(KINDS)
+@looped
+async def test_autocommit_is_refused_with_a_remedy(kind, office):
+    claim = office.lead()
+    async with kind.open(office.url, True) as talk:
+        with pytest.raises(ConfigError, match=r"begin one first, or use term\.transaction\(\)"):
+            await talk.fence(claim)
+
+
+@each(NESTING_KINDS)
+@looped
+async def test_fence_inside_a_savepoint_is_allowed_where_the_transaction_is_fenced(kind, office):
+    claim = office.lead()
+    async with kind.open(office.url, False) as talk:
+        await talk.begin()
+        await talk.fence(claim)
+        async with entered(talk.nested()):
+            await talk.fence(claim)
+            await talk.write(claim)
+        await talk.commit()
+    assert office.written == [claim.token]
+
+
+@each(NESTING_KINDS)
+@looped
+async def test_fence_inside_a_savepoint_is_refused_where_the_transaction_is_not_fenced(kind, office):
+    claim = office.lead()
+    async with kind.open(office.url, False) as talk:
+        await talk.begin()
+        await talk.run("select 1")
+        with pytest.raises(ConfigError, match="in the outermost transaction, before any savepoint"):
+            async with entered(talk.nested()):
+                await talk.fence(claim)
+        await talk.rollback()
+
+
+@each(POSTGRES_KINDS)
+@looped
+async def test_successor_waits_until_the_fenced_transaction_ends(kind, office):
+    claim = office.lead()
+    async with kind.open(office.url, False) as talk:
+        await talk.begin()
+        await talk.fence(claim)
+        assert office.new.end(office.old.id)
+        assert office.new.acquire(claim.role) == {}
+        await talk.write(claim)
+        await talk.commit()
+    assert office.new.acquire(claim.role) == {claim.role: claim.token + 1}
+    assert office.written == [claim.token]
+    office.old.join()
+
+
+@each(SQLITE_KINDS)
+@looped
+async def test_successor_waits_until_the_fenced_transaction_ends_on_sqlite(kind, office):
+    claim = office.lead()
+    async with kind.open(office.url, False) as talk:
+        await talk.fence(claim)
+        with pytest.raises(Failed, match="locked"):
+            office.new.end(office.old.id)
+        await talk.write(claim)
+        await talk.commit()
+    assert office.succeed(claim).token == claim.token + 1
+    assert office.written == [claim.token]
+
+
+@each(KINDS)
+@looped
+async def test_wrong_database_is_not_taken_for_a_lost_term(kind, office, tmp_path):
+    elsewhere = (
+        f"sqlite:///{tmp_path}/else.db" if kind.database == "sqlite" else office.url.rpartition("/")[0] + "/postgres"
+    )
+    async with kind.open(elsewhere, False) as talk:
+        await talk.begin()
+        with pytest.raises(ConfigError, match="another database"):
+            await talk.fence(Claim("r", 1, office.old.id))
+        await talk.rollback()
+
+
+@each([kind for kind in POSTGRES_KINDS if kind.name != "asyncpg-pool"])
+@looped
+async def test_term_that_was_succeeded_since_the_snapshot_may_be_tried_again(kind, office):
+    claim = office.lead()
+    async with kind.open(office.url, False) as talk:
+        await talk.begin()
+        await talk.run("set transaction isolation level repeatable read")
+        await talk.run("select 1 from tenure.roles")
+        office.succeed(claim)
+        with pytest.raises(Fenced) as refusal:
+            await talk.fence(claim)
+        assert refusal.value.retryable
+        await talk.rollback()
+
+
+@each(SQLITE_KINDS)
+@looped
+async def test_busy_database_may_be_tried_again(kind, office):
+    claim = office.lead()
+    async with kind.open(office.url, False) as talk:
+        with connected(office.url, isolation_level=None) as other:
+            await talk.run("pragma busy_timeout = 0")
+            other.execute("begin immediate")
+            with pytest.raises(Fenced) as refusal:
+                await talk.fence(claim)
+        assert refusal.value.retryable
+        await talk.fence(claim)
+        await talk.rollback()
+
+
+@each([kind for kind in KINDS if "async" in kind.name or kind.name == "aiosqlite"])
+@looped
+async def test_synchronous_fence_sends_an_asynchronous_connection_to_the_async_node(kind, office):
+    async with kind.open(office.url, False) as talk:
+        assert connections.is_async(talk.connection)
+        with pytest.raises(ConfigError, match=r"use an AsyncNode and `await term\.fence\(connection\)`"):
+            connections.fence(talk.connection, Claim("r", 1, "m"), BOUND_S)
+
+
+# --- what one kind only can get wrong -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def postgres(offices: Callable[[str], Office]) -> Office:
+    office = offices("postgresql")
+    execute(office.url, "delete from ledger")
+    return office
+
+
+@pytest.fixture
+def engine(postgres: Office) -> Iterator[sqlalchemy.Engine]:
+    engine = sqlalchemy.create_engine(postgres.url.replace("postgresql:", "postgresql+psycopg:"))
+    yield engine
+    engine.dispose()
+
+
+def test_autocommit_of_sqlalchemy_is_refused_wherever_it_was_set(postgres, engine):
+    claim = postgres.lead()
+    automatic = {"isolation_level": "AUTOCOMMIT"}
+    with engine.execution_options(**automatic).connect() as connection, pytest.raises(ConfigError, match="autocommit"):
+        connections.fence(connection, claim, BOUND_S)
+    with engine.connect().execution_options(**automatic) as connection, pytest.raises(ConfigError, match="autocommit"):
+        connections.fence(connection, claim, BOUND_S)
+    with orm.Session(engine) as session, pytest.raises(ConfigError, match="autocommit"):
+        session.connection(execution_options=automatic)
+        connections.fence(session, claim, BOUND_S)
+
+
+def test_results_that_the_caller_streams_do_not_put_the_fence_off(postgres, engine):
+    """As a cursor of the server's the fence would not run before somebody fetched from it."""
+    before = postgres.lead()
+    postgres.succeed(before)
+    with engine.connect().execution_options(stream_results=True, yield_per=10) as connection, pytest.raises(Fenced):
+        connections.fence(connection, before, BOUND_S)
+
+
+def test_subclass_of_a_known_connection_is_known(postgres, engine):
+    class OwnSession(orm.Session):
+        pass
+
+    with OwnSession(engine) as session:
+        connections.fence(session, postgres.lead(), BOUND_S)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_pipeline_in_autocommit_mode_needs_a_transaction_too(postgres, begun):
+    """In a pipeline the driver cannot tell before a sync whether a transaction was begun."""
+    claim = postgres.lead()
+    with connected(postgres.url, autocommit=True) as connection, connection.pipeline():
+        connection.execute("begin" if begun else "select 1")
+        if begun:
+            connections.fence(connection, claim, BOUND_S)
+            connection.execute("commit")
+        else:
+            with pytest.raises(ConfigError, match="autocommit"):
+                connections.fence(connection, claim, BOUND_S)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@looped
+async def test_async_pipeline_in_autocommit_mode_needs_a_transaction_too(postgres, begun):
+    claim = postgres.lead()
+    connection = await psycopg.AsyncConnection.connect(postgres.url, autocommit=True)
+    async with connection, connection.pipeline():
+        await connection.execute("begin" if begun else "select 1")
+        if begun:
+            await connections.fence_async(connection, claim, BOUND_S)
+            await connection.execute("commit")
+        else:
+            with pytest.raises(ConfigError, match="autocommit"):
+                await connections.fence_async(connection, claim, BOUND_S)
+
+
+@looped
+async def test_fence_passes_through_a_pooler_that_changes_servers_with_every_transaction(
+    postgres, postgres_server, make_pgbouncer
+):
+    """More often than the drivers need to make a prepared statement of what they see again and again."""
+    pooler = make_pgbouncer(postgres_server)
+    url = pooler.url(postgres.url.rpartition("/")[2])
+    claim = postgres.lead()
+    theirs = await asyncpg.connect(url, statement_cache_size=0)
+    with connected(url) as ours, connected(url) as others:
+        for _ in range(7):
+            others.execute("select 1")
+            connections.fence(ours, claim, BOUND_S)
+            async with theirs.transaction():
+                await connections.fence_async(theirs, claim, BOUND_S)
+            ours.commit()
+            others.commit()
+        assert others.execute("show idle_in_transaction_session_timeout").fetchone() == ("0",)
+    await theirs.close()
+
+
+@pytest.mark.parametrize("opened", [sqlalchemy.Engine.begin, lambda engine: orm.Session(engine).begin()])
+def test_block_of_sqlalchemy_is_over_after_a_swallowed_refusal_on_sqlite(offices, opened):
+    office = offices("sqlite")
+    execute(office.url, "delete from ledger")
+    before = office.lead()
+    office.succeed(before)
+    engine = sqlalchemy.create_engine(office.url)
+    write = sqlalchemy.text(f"insert into ledger values ({before.token})")
+    with opened(engine) as block:
+        connection = getattr(block, "session", block)
+        connection.execute(write)
+        with contextlib.suppress(Fenced):
+            connections.fence(connection, before, BOUND_S)
+        with pytest.raises(sqlalchemy.exc.InvalidRequestError, match="closed transaction"):
+            connection.execute(write)
+    engine.dispose()
+    assert office.written == []
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has no autocommit attribute")
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_refusal_rolls_back_in_every_transaction_mode_of_sqlite3(offices, autocommit):
+    """With autocommit=True the driver's rollback() does nothing, with False a transaction is open at all times."""
+    office = offices("sqlite")
+    execute(office.url, "delete from ledger")
+    before = office.lead()
+    after = office.succeed(before)
+    with connected(office.url, autocommit=autocommit) as connection:
+        for claim in (before, after):
+            if autocommit:
+                connection.execute("begin")
+            connection.execute(f"insert into ledger values ({claim.token})")
+            with contextlib.suppress(Fenced):
+                connections.fence(connection, claim, BOUND_S)
+            if autocommit and connection.in_transaction:
+                connection.execute("commit")
+            connection.commit()
+    assert office.written == [after.token]
+
+
+# --- what cannot be fenced ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("thing", [object(), None, "postgresql://localhost/app", sqlalchemy.create_engine("sqlite://")])
+def test_what_is_no_connection_is_refused_by_name(thing):
+    name = f"{type(thing).__module__}.{type(thing).__qualname__}"
+    with pytest.raises(ConfigError, match=f"cannot fence a {name}: pass a connection of psycopg"):
+        connections.fence(thing, Claim("r", 1, "m"), BOUND_S)
+    with pytest.raises(ConfigError, match=f"cannot fence a {name}: pass a connection of psycopg"):
+        asyncio.run(connections.fence_async(thing, Claim("r", 1, "m"), BOUND_S))
+    assert not connections.is_async(thing)
+
+
+def test_fence_imports_no_driver_that_the_caller_has_not_imported():
+    program = """
+import sqlite3, sys
+from tenure import connections
+try:
+    connections.fence(sqlite3.connect(":memory:"), type("C", (), dict(role="r", token=1, member_id="m", namespace="n")), 1)
+except connections.ConfigError:
+    print(*{"psycopg", "asyncpg", "aiosqlite", "sqlalchemy", "asyncio"} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout == "\n"
+
+
+# --- the statement for other languages ----------------------------------------------------------------------
+
+AWKWARD = [
+    "it's",
+    "back\\slash",
+    "\\' or true) --",
+    "'); select pg_sleep(9) --",
+    "50 % of $1, $2, ?1, ?, :role, :token, %s, {}",
+    "größer 日本 😀",
+    "$$ $1$ E'",
+]
+
+
+@pytest.mark.parametrize("conforming", ["on", "off"])
+def test_statement_for_other_languages_takes_any_name(postgres, conforming):
+    with connected(postgres.url) as connection, Desk(postgres.url, namespace="it's \\ ö", schema="Ténure_3") as desk:
+        connection.cursor_factory = psycopg.RawCursor  # $1, as other languages write it
+        connection.execute(f"set standard_conforming_strings = {conforming}")
+        connection.commit()
+        for role in AWKWARD:
+            claim = desk.lead(role)
+            text = tenure.fence_sql(role, namespace=claim.namespace, schema=claim.schema)
+            connection.execute(text, (claim.token, claim.member_id))
+            with pytest.raises(psycopg.Error) as refusal:
+                connection.execute(text, (claim.token - 1, claim.member_id))
+            assert refusal.value.sqlstate == "TN001"
+            connection.rollback()
+
+
+def test_statement_for_other_languages_holds_off_a_successor_and_bounds_the_transaction(postgres):
+    claim = postgres.lead()
+    with connected(postgres.url) as connection:
+        connection.cursor_factory = psycopg.RawCursor
+        connection.execute(tenure.fence_sql(claim.role, bound=7), (claim.token, claim.member_id))
+        assert connection.execute("show idle_in_transaction_session_timeout").fetchone() == ("7s",)
+        assert postgres.new.end(postgres.old.id)
+        assert postgres.new.acquire(claim.role) == {}
+        connection.commit()
+    assert postgres.new.acquire(claim.role) == {claim.role: claim.token + 1}
+    postgres.old.join()
+
+
+@pytest.mark.parametrize(("offset", "outcome"), [(0, "COMMIT"), (1, "ROLLBACK")])
+def test_statement_for_other_languages_runs_in_psql(postgres, postgres_server, offset, outcome):
+    claim = postgres.lead("the shell's")
+    script = f"""
+        begin;
+        prepare fence as {tenure.fence_sql(claim.role)};
+        execute fence({claim.token - offset}, '{claim.member_id}');
+        commit;
+    """
+    psql = [postgres_server.installation.bindir / "psql", "-X", "-d", postgres.url]
+    done = subprocess.run(psql, input=script, capture_output=True, text=True, check=True, env=os.environ)
+    assert done.stdout.splitlines()[-1] == outcome
+    assert ("is not the latest" in done.stderr) == (outcome == "ROLLBACK")
+    postgres.succeed(claim)
+    execute(postgres.url, "delete from tenure.roles where name = 'the shell''s'")
+
+
+def test_statement_for_other_languages_changes_one_row_on_sqlite_or_none(offices):
+    office = offices("sqlite")
+    with connected(office.url) as connection:
+        for role in AWKWARD:
+            claim = office.lead(role)
+            text = tenure.fence_sql(role, database="sqlite")
+            assert connection.execute(text, (claim.token, claim.member_id)).rowcount == 1
+            assert connection.in_transaction
+            assert connection.execute(text, (claim.token - 1, claim.member_id)).rowcount == 0
+            connection.rollback()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"role": ""}, "role='' has 0 bytes"),
+        ({"role": "a\0b"}, "control characters"),
+        ({"role": "r", "namespace": "\ud800"}, "lone surrogates"),
+        ({"role": "r", "schema": 'a"; drop'}, "must be an identifier"),
+        ({"role": "r", "bound": float("nan")}, "bound=nan must be a finite number"),
+        ({"role": "r", "database": "mysql"}, "database='mysql' must be 'postgresql' or 'sqlite'"),
+    ],
+)
+def test_statement_for_other_languages_is_not_made_from_bad_input(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        tenure.fence_sql(**arguments)

@@ -1,0 +1,226 @@
+"""Behind a pooler a session's lock belongs to nobody, so a node runs on its lease alone and leaves no trace.
+
+The pooler is a real PgBouncer, with fewer server connections than there are nodes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import psycopg
+import pytest
+
+import tenure
+from tests.cluster import PATIENCE_S, Cluster
+
+TTL_S = 2.0
+BOUND_S = 20.0
+"""Far more than a TTL, a look and a slow machine."""
+LONG_TTL_S = 30.0
+AT_ONCE_S = 10.0
+"""Far more than a look and a slow machine; far less than the long TTL."""
+
+# What belongs to a server connection and would be there for the next client of the pooler.
+SETTINGS = "select name, setting, source from pg_settings order by name"
+LEFT_BEHIND = {
+    "advisory locks": "select classid, objid from pg_locks where locktype = 'advisory'",
+    "prepared statements": "select name, statement from pg_prepared_statements",
+    "channels": "select * from pg_listening_channels()",
+    "temporary tables": "select relname from pg_class where relpersistence = 't'",
+}
+
+
+@pytest.fixture
+def pooler(postgres_server, make_pgbouncer):
+    return make_pgbouncer(postgres_server, pool_size=2)
+
+
+def members(cluster):
+    """The living members: name and sentinel."""
+    return dict(cluster.execute("select name, sentinel_key from tenure.members where ended_at is null"))
+
+
+def test_one_leader_through_kill_and_pause(pooler, postgres_url, tmp_path):
+    with Cluster(pooler.through(postgres_url), tmp_path, ttl=TTL_S) as cluster:
+        cluster.make_ledger()
+        for node in cluster.start(3):
+            node.tell("writes")
+        leader, token = cluster.wait_for_leader()
+        assert members(cluster) == dict.fromkeys(["node-0", "node-1", "node-2"])
+
+        killed = leader.kill()
+        leader, new_token = cluster.wait_for_leader(token)
+        assert (cluster.elected_at(new_token) - killed) / 1e9 < BOUND_S
+        leader.tell("write")
+
+        stopped = leader.stop()
+        successor, token = cluster.wait_for_leader(new_token)
+        assert (cluster.elected_at(token) - stopped) / 1e9 < BOUND_S
+        woken = leader.cont()
+        assert leader.ask("ensure")["error"] == "LeadershipLost"
+        leader.assert_fenced()
+        reads = [
+            line for line in cluster.history.of_kind("read") if line.node == leader.name and line.at_before >= woken
+        ]
+        assert reads
+        assert not any(read.leader for read in reads)
+        successor.tell("write")
+        assert successor.tell("status")["leader"]
+
+
+def test_the_same_leader_goes_on_when_the_pooler_restarts_and_a_leave_costs_a_look(pooler, postgres_url, tmp_path):
+    with Cluster(pooler.through(postgres_url), tmp_path, ttl=LONG_TTL_S) as cluster:
+        cluster.make_ledger()
+        cluster.start(3)
+        leader, token = cluster.wait_for_leader()
+        for _ in range(2):
+            restarted = cluster.fault("the pooler restarts")
+            pooler.restart()
+            leader.tell("write")
+            cluster.wait_for_candidates(*cluster.nodes)
+        assert [node.events("elected", "deposed", "suspended", since=restarted) for node in cluster.nodes] == [[]] * 3
+        assert leader.tell("status") == {**leader.tell("status"), "leader": True, "token": token}
+
+        left = cluster.fault("leave", leader.name)
+        leader.tell("leave")
+        successor, new_token = cluster.wait_for_leader(token)
+        assert (cluster.elected_at(new_token) - left) / 1e9 < AT_ONCE_S
+        successor.tell("write")
+
+
+def test_other_clients_of_the_pooler_find_nothing_of_ours(postgres_server, postgres_url, make_pgbouncer):
+    """They share the one server connection with everything that a node does, and with the application's writes."""
+    url = make_pgbouncer(postgres_server, pool_size=1).through(postgres_url)
+    with (
+        psycopg.connect(url, autocommit=True, prepare_threshold=None, application_name="tests") as client,
+        psycopg.connect(postgres_url, autocommit=True) as direct,
+    ):
+
+        def look():
+            [(renewals,)] = direct.execute("select max(renewals) from tenure.members").fetchall()
+            assert client.execute(SETTINGS).fetchall() == before
+            assert {what: client.execute(text).fetchall() for what, text in LEFT_BEHIND.items()} == nothing
+            return renewals
+
+        client.execute("do $$ begin end $$")  # loads PL/pgSQL, which has settings of its own
+        before = client.execute(SETTINGS).fetchall()
+        nothing = {what: [] for what in LEFT_BEHIND}
+        client.execute("create table work (n integer)")
+        [(backend,)] = client.execute("select pg_backend_pid()").fetchall()
+        with tenure.Node(url, ttl=1) as node, node.lead("role", timeout=PATIENCE_S) as term:
+            renewals = look()
+            for _ in range(2):  # a driver that prepares would leave the first one's statement for the second
+                with term.transaction() as transaction:
+                    for n in range(10):
+                        transaction.execute("insert into work values (%s)", [n])
+                look()
+            with pytest.raises(ZeroDivisionError), term.transaction():
+                _ = 1 / 0
+            deadline = time.monotonic() + PATIENCE_S
+            while look() < renewals + 3:
+                assert time.monotonic() < deadline
+        look()
+        assert client.execute("select count(*), pg_backend_pid() from work").fetchall() == [(20, backend)]
+
+
+@pytest.mark.parametrize("pool_mode", ["transaction", "session"])
+def test_a_pooler_is_detected_and_lease_mode_picked_with_one_word_of_warning(
+    postgres_server, postgres_url, make_pgbouncer, caplog, pool_mode
+):
+    url = make_pgbouncer(postgres_server, pool_mode=pool_mode).through(postgres_url)
+    with tenure.Node(url, name="n") as node, node.lead("role", timeout=PATIENCE_S):
+        assert node.mode == "lease"
+    [warning] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "mode lease" in warning
+    assert "pooler" in warning
+    assert "direct_url=" in warning
+
+    caplog.clear()
+    with tenure.Node(url, name="n", mode="lease") as node, node.lead("role", timeout=PATIENCE_S):
+        assert node.mode == "lease"
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize("pool_mode", ["transaction", "session", "statement"])
+def test_asked_for_what_needs_a_session_of_its_own_a_node_refuses(
+    postgres_server, postgres_url, make_pgbouncer, pool_mode
+):
+    url = make_pgbouncer(postgres_server, pool_mode=pool_mode).through(postgres_url)
+    for settings in ({"mode": "hybrid"}, {"mode": "lock"}, {"direct_url": url}):
+        with pytest.raises(tenure.PoolerDetected, match=r"direct_url=.*mode='lease'"):
+            tenure.Node(url, **settings).start()
+
+
+def test_a_direct_url_brings_back_failover_at_once(pooler, postgres_url, tmp_path):
+    pooled = pooler.through(postgres_url)
+    with Cluster(pooled, tmp_path, ttl=LONG_TTL_S, direct_url=postgres_url) as cluster:
+        cluster.make_ledger()
+        cluster.start(3)
+        leader, token = cluster.wait_for_leader()
+        assert None not in members(cluster).values()
+        for _ in range(2):
+            killed = leader.kill()
+            leader, token = cluster.wait_for_leader(token)
+            assert (cluster.elected_at(token) - killed) / 1e9 < AT_ONCE_S
+            leader.tell("write")
+        pooler.restart()  # only the application's transactions go that way
+        leader.tell("write")
+        assert leader.events("deposed", "suspended") == []
+    with tenure.Node(pooled, direct_url=postgres_url, ttl=LONG_TTL_S, namespace="another") as node:
+        assert node.mode == "hybrid"
+        with node.lead("role", timeout=PATIENCE_S) as term, term.transaction() as transaction:
+            backend = transaction.execute("select pg_backend_pid()").fetchone()[0]
+            assert backend in [server["remote_pid"] for server in pooler.admin("show servers")]
+
+
+def test_nodes_on_both_sides_of_the_pooler_elect_one_leader(pooler, postgres_url, tmp_path):
+    """Neither side has proof of the other's death, so silence decides."""
+    with Cluster(pooler.through(postgres_url), tmp_path, ttl=TTL_S) as cluster:
+        cluster.make_ledger()
+        (direct,) = cluster.start(1, url=postgres_url)
+        _, token = cluster.wait_for_leader()
+        (pooled,) = cluster.start(1)
+        for node in cluster.nodes:
+            node.tell("writes")
+        sentinels = members(cluster)
+        assert sentinels[direct.name] is not None
+        assert sentinels[pooled.name] is None
+
+        stopped = direct.stop()
+        assert cluster.wait_for_leader(token) == (pooled, token + 1)
+        assert (cluster.elected_at(token + 1) - stopped) / 1e9 < BOUND_S
+        direct.cont()
+        direct.assert_fenced()
+        cluster.wait_for_candidates(direct)
+
+        killed = pooled.kill()
+        assert cluster.wait_for_leader(token + 1) == (direct, token + 2)
+        assert (cluster.elected_at(token + 2) - killed) / 1e9 < BOUND_S
+
+
+def test_a_pooler_that_is_switched_to_a_promoted_replica_elects_after_the_bound_only(
+    replica, postgres_url, make_pgbouncer, tmp_path
+):
+    """The replica lacks the last term, and the pooler keeps its clients: they find out by themselves."""
+    max_ttl_s = 2.5
+    pooler = make_pgbouncer(replica.primary, pool_size=2)
+    with Cluster(pooler.through(postgres_url), tmp_path, ttl=TTL_S) as cluster:
+        cluster.make_ledger()
+        cluster.start(2)
+        cluster.execute(f"update tenure.namespaces set max_ttl_ms = {max_ttl_s * 1000:.0f}")
+        leader, token = cluster.wait_for_leader()
+        replica.catch_up()
+        replica.cut_off()
+        leader.tell("resign")
+        leader, token = cluster.wait_for_leader(token)
+        leader.tell("write")
+        replica.promote()
+
+        switched = cluster.fault("the pooler leads elsewhere")
+        pooler.switch(replica)
+        assert leader.wait_event("deposed", token=token)["reason"] == "the server was replaced"
+        leader.assert_fenced()
+        successor, new_token = cluster.wait_for_leader(token)
+        assert (cluster.elected_at(new_token) - switched) / 1e9 > max_ttl_s
+        successor.tell("write")

@@ -1,0 +1,136 @@
+"""A replica is promoted: its tables may lack the last terms, so nobody trusts them before every old lease has run out.
+
+The nodes' URL names both servers, and they find the one that takes writes by themselves. The price of a promotion is
+the namespace's largest permitted TTL, counted by each node from when it first saw the new primary.
+"""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+import tenure
+from tenure.connections import fence
+from tests.cluster import Cluster, NodeProcess
+from tests.desk import Desk
+from tests.servers import PostgresServer, Replica
+
+TTL_S = 3.0
+MAX_TTL_S = 4.0
+TIMELINE_2 = 2**40
+"""The least token of the second timeline."""
+
+
+def make_database(server: PostgresServer) -> str:
+    """Create an empty database and return its name."""
+    return server.create_database().rpartition("/")[2]
+
+
+def permit_no_longer_ttl(cluster: Cluster) -> None:
+    cluster.execute(f"update tenure.namespaces set max_ttl_ms = {MAX_TTL_S * 1000:.0f}")
+
+
+def promote(cluster: Cluster, replica: Replica) -> int:
+    """Lose the primary without a word and promote its replica; return the moment (ns) before it was one."""
+    cluster.fault("stop", "the primary")
+    replica.primary.stop("immediate")
+    promoting = cluster.fault("promote", "the replica")
+    replica.promote()
+    return promoting
+
+
+def wait_for_successor(cluster: Cluster, token: int, promoting_ns: int) -> tuple[NodeProcess, int]:
+    """Wait until somebody leads on the new primary, and assert that it was neither too early nor too late."""
+    successor, new_token = cluster.wait_for_leader(token)
+    took_s = (cluster.elected_at(new_token) - promoting_ns) / 1e9
+    print(f"led again {took_s:.2f} s after the promotion")
+    assert MAX_TTL_S <= took_s < MAX_TTL_S + 10
+    assert new_token >= TIMELINE_2
+    successor.tell("write")
+    return successor, new_token
+
+
+def test_hot_standby_is_refused_until_it_is_promoted(every_replica):
+    name = make_database(every_replica.primary)
+    every_replica.catch_up()
+    remedy = "is a hot standby; .* the primary's URL, or one of all hosts with target_session_attrs=read-write"
+    both = f"host=127.0.0.1,127.0.0.1&port={every_replica.port},{every_replica.primary.port}"
+    for url in (every_replica.url(name), f"postgresql://postgres@/{name}?{both}"):
+        with pytest.raises(tenure.StoreUnavailable, match=remedy):
+            tenure.Node(url).start()
+    with tenure.Node(f"postgresql://postgres@/{name}?{both}&target_session_attrs=read-write") as node:
+        assert node.election("r").wait(20).token == 1
+    every_replica.primary.stop()
+    every_replica.promote()
+    with tenure.Node(every_replica.url(name)) as node:
+        assert node.election("r").leader() is None
+
+
+def test_term_that_the_promoted_replica_takes_for_the_latest_is_fenced_off(every_replica):
+    """Of its end and its successor's term the replica has not heard: only the timeline tells."""
+    primary = every_replica.primary
+    name = make_database(primary)
+    with Desk(primary.url(name)) as old, Desk(primary.url(name)) as new:
+        claim = old.lead("r")
+        every_replica.catch_up()
+        every_replica.cut_off()
+        assert new.succeed(old, "r").token > claim.token
+    primary.stop()
+    every_replica.promote()
+    latest = (
+        "select r.token from tenure.roles r join tenure.members m on m.id = r.holder and m.ended_at is null"
+        " where m.id = %s"
+    )
+    assert every_replica.execute(latest, [claim.member_id], dbname=name) == [(claim.token,)]
+    with psycopg.connect(every_replica.url(name)) as connection, pytest.raises(tenure.Fenced):
+        fence(connection, claim, 1.0)
+
+
+def test_nobody_leads_beside_a_leader_whose_election_the_promoted_replica_lacks(replica, tmp_path):
+    """The leader knows the old primary only and goes on believing for most of its TTL, while the others are on the new
+    one, where the role is one of theirs."""
+    name = make_database(replica.primary)
+    with Cluster(replica.url_of_both(name), tmp_path, ttl=TTL_S, takeover="strict") as cluster:
+        cluster.make_ledger()
+        others = cluster.start(2)
+        (leader,) = cluster.start(1, url=replica.primary.url(name))
+        permit_no_longer_ttl(cluster)
+        known, old_token = cluster.wait_for_leader()
+        replica.catch_up()
+        replica.cut_off()
+        known.tell(f"resign {leader.name}")
+        leads, token = cluster.wait_for_leader(old_token)
+        assert leads is leader
+        leader.tell("write")
+
+        promoting = promote(cluster, replica)
+        assert replica.execute("select max(token) from tenure.terms", dbname=name) == [(old_token,)]
+        assert leader.wait_event("deposed", token=token)["reason"] == "lapsed"
+        successor, _ = wait_for_successor(cluster, token, promoting)
+        assert successor in others
+        cluster.wait_for_candidates(*others)
+
+
+def test_synchronous_replica_has_every_acknowledged_write_and_takes_no_more_of_the_old_term(replica, tmp_path):
+    name = make_database(replica.primary)
+    with replica.synchronous(), Cluster(replica.url_of_both(name), tmp_path, ttl=TTL_S) as cluster:
+        cluster.make_ledger()
+        for node in cluster.start(3):
+            node.tell("writes")
+        permit_no_longer_ttl(cluster)
+        leader, token = cluster.wait_for_leader()
+        leader.tell("write")
+
+        promoting = promote(cluster, replica)
+        in_time = cluster.ledger()
+        leader.ask("write")
+        acknowledged = [line for line in cluster.history.of_kind("write") if line.ok and line.token == token]
+        assert len(in_time) >= len(acknowledged) > 0
+        assert replica.execute("select token from tenure.terms", dbname=name)[0] == (token,)
+        successor, new_token = wait_for_successor(cluster, token, promoting)
+        cluster.wait_for_candidates(*cluster.nodes)
+        assert {written for _, written in cluster.ledger()[len(in_time) :]} == {new_token}
+
+        # And everything is in place: the next death is seen at once.
+        successor.kill()
+        cluster.wait_for_leader(new_token)
