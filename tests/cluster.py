@@ -42,6 +42,10 @@ LEDGER = {
 }
 
 
+LOOPS = ("asyncio", "trio")
+"""Where the nodes' event loops come from, in turn, if the tests run over the async facade."""
+
+
 class NodeFailed(AssertionError):
     """A process ended, or did not answer, where it should have."""
 
@@ -65,7 +69,8 @@ class NodeProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=ROOT,
-                env=os.environ | {"TENURE_URL": options.pop("url", cluster.url)},
+                env=os.environ
+                | {"TENURE_URL": options.pop("url", cluster.url), "LOOP": LOOPS[len(cluster.nodes) % len(LOOPS)]},
             )
         self._reader = threading.Thread(target=self._read, name=f"reads {name}", daemon=True)
         self._reader.start()

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from tests import facades
 from tests import network as networks
 from tests.poolers import PgBouncer, pgbouncer_program
 from tests.servers import Installation, PostgresServer, Replica, postgres_installations
@@ -31,6 +32,7 @@ def pytest_configure() -> None:
     """A developer's PGHOST or TENURE_URL must not lead a test, or a process that it starts, elsewhere."""
     for name in [name for name in os.environ if name.startswith(("PG", "TENURE_"))]:
         del os.environ[name]
+    facades.install()
 
 
 # --- what could not run -------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ the record, a line at a time, so that it survives kill -9.
 
     start [AT]    make the node, at the moment AT (CLOCK_BOOTTIME, ns) if one is given
     status        is_leader, the token of the last term, the member's id
-    leader        who leads as the database knows it, and who stands
+    leader        who leads as the database knows it, who stands, and the terms so far
     ensure        term.ensure() of the last term
     fence         a fenced transaction that does nothing
     write         a fenced write into the ledger
@@ -17,7 +17,7 @@ the record, a line at a time, so that it survives kill -9.
     leave         node.close()
     quit          the end of the process, without a word to anybody
 
-An error is a reply, too: {"error": "Fenced", "message": …}.
+An error is a reply, too: {"error": "Fenced", "message": …}. With `"migration": {…}` it is a node of the next release.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tenure
-from tests import history
+from tenure import schema
+from tests import facades, history
 
 INSERT = {
     "sqlite": "insert into ledger (role, token, node) values (?, ?, ?)",
@@ -56,6 +57,8 @@ class Program:
         self.settings = {name: options[name] for name in SETTINGS if name in options}
         self.sample_every_s = options["sample_every_s"]
         self.recorder = history.Recorder(options["record"], self.name)
+        if "migration" in options:
+            schema.MIGRATIONS += (schema.Migration(**options["migration"]),)
         database = os.environ["TENURE_URL"].partition(":")[0]
         self.insert = INSERT[database]
         if database == "postgresql":
@@ -117,6 +120,7 @@ class Program:
             "name": info.name if info else None,
             "token": info.token if info else None,
             "candidates": [candidate.name for candidate in self.election.candidates()],
+            "history": [[record.token, record.name] for record in self.election.history()],
         }
 
     def ensure(self) -> None:
@@ -218,6 +222,7 @@ class Program:
 
 def main() -> None:
     die_with_parent()
+    facades.install()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(name)s: %(message)s", datefmt="%H:%M:%S")
     Program(json.loads(sys.argv[1])).run()
     os._exit(0)  # no last word: leaving is a command of its own

@@ -20,7 +20,7 @@ from tenure.mounts import network_file_system
 from tenure.settings import check_name
 from tests.canary import CANARY, assert_untold
 from tests.conftest import missing
-from tests.desk import Nodes, until
+from tests.desk import Nodes, connected, execute, until
 from tests.servers import Scratch, server_account
 
 COMPOSED, DECOMPOSED = unicodedata.normalize("NFC", "Zoë"), unicodedata.normalize("NFD", "Zoë")
@@ -290,6 +290,15 @@ def test_file_that_cannot_be_opened_is_an_error(tmp_path):
     (tmp_path / "other.db").write_text("not a database, but long enough to be taken for one" * 100)
     with pytest.raises(StoreUnavailable, match="not a database"):
         tenure.Node(f"sqlite:///{tmp_path}/other.db").start()
+
+
+def test_database_that_is_read_only_by_default_is_written_to_all_the_same(postgres_url):
+    execute(postgres_url, f"alter database {postgres_url.rpartition('/')[2]} set default_transaction_read_only = on")
+    with tenure.Node(postgres_url) as node, node.lead("r", timeout=20) as term:
+        with term.transaction() as transaction:
+            transaction.execute("create table written ()")
+        with connected(postgres_url) as connection, pytest.raises(ConfigError, match="read-only: begin it READ WRITE"):
+            term.fence(connection)
 
 
 START_AS = """

@@ -197,33 +197,32 @@ def sqlite_arguments(url: str, autocommit: bool) -> dict[str, Any]:
 
 
 POSTGRES_KINDS = [
-    Kind(name, "postgresql", opener)
-    for name, opener in {
-        "psycopg": bare(Talk, lambda url, auto: psycopg.connect(url, autocommit=auto)),
-        "psycopg-async": bare(Talk, lambda url, auto: psycopg.AsyncConnection.connect(url, autocommit=auto)),
-        "asyncpg": bare(AsyncpgTalk, lambda url, _: asyncpg.connect(url)),
-        "asyncpg-pool": pooled,
-        "alchemy": alchemy("psycopg", connection_of),
-        "alchemy-session": alchemy("psycopg", session_of),
-        "alchemy-scoped": alchemy("psycopg", scoped_session_of),
-        "alchemy-asyncpg": alchemy("asyncpg", async_connection_of),
-        "alchemy-asyncpg-session": alchemy("asyncpg", async_session_of),
-        "alchemy-psycopg-async": alchemy("psycopg", async_connection_of),
-        "alchemy-async-scoped": alchemy("psycopg", async_scoped_session_of),
-    }.items()
+    Kind("psycopg", "postgresql", bare(Talk, lambda url, auto: psycopg.connect(url, autocommit=auto))),
+    Kind(
+        "psycopg-async",
+        "postgresql",
+        bare(Talk, lambda url, auto: psycopg.AsyncConnection.connect(url, autocommit=auto)),
+    ),
+    Kind("asyncpg", "postgresql", bare(AsyncpgTalk, lambda url, _: asyncpg.connect(url))),
+    Kind("alchemy", "postgresql", alchemy("psycopg", connection_of)),
+    Kind("alchemy-session", "postgresql", alchemy("psycopg", session_of)),
+    Kind("alchemy-async", "postgresql", alchemy("asyncpg", async_connection_of)),
+    Kind("alchemy-async-session", "postgresql", alchemy("psycopg", async_session_of)),
 ]
 SQLITE_KINDS = [
-    Kind(name, "sqlite", opener)
-    for name, opener in {
-        "sqlite3": bare(Talk, lambda url, auto: sqlite3.connect(**sqlite_arguments(url, auto))),
-        "aiosqlite": bare(Talk, lambda url, auto: aiosqlite.connect(**sqlite_arguments(url, auto))),
-        "alchemy-sqlite": alchemy("pysqlite", connection_of),
-        "alchemy-sqlite-session": alchemy("pysqlite", session_of),
-        "alchemy-aiosqlite": alchemy("aiosqlite", async_connection_of),
-        "alchemy-aiosqlite-session": alchemy("aiosqlite", async_session_of),
-    }.items()
+    Kind("sqlite3", "sqlite", bare(Talk, lambda url, auto: sqlite3.connect(**sqlite_arguments(url, auto)))),
+    Kind("aiosqlite", "sqlite", bare(Talk, lambda url, auto: aiosqlite.connect(**sqlite_arguments(url, auto)))),
+    Kind("alchemy-sqlite", "sqlite", alchemy("pysqlite", connection_of)),
+    Kind("alchemy-sqlite-session", "sqlite", alchemy("pysqlite", session_of)),
+    Kind("alchemy-aiosqlite-session", "sqlite", alchemy("aiosqlite", async_session_of)),
 ]
 KINDS = POSTGRES_KINDS + SQLITE_KINDS
+VARIANTS = [  # led to one of the kinds above by a line or two: the first cases show that
+    Kind("asyncpg-pool", "postgresql", pooled),
+    Kind("alchemy-scoped", "postgresql", alchemy("psycopg", scoped_session_of)),
+    Kind("alchemy-async-scoped", "postgresql", alchemy("asyncpg", async_scoped_session_of)),
+    Kind("alchemy-aiosqlite", "sqlite", alchemy("aiosqlite", async_connection_of)),
+]
 NESTING_KINDS = [kind for kind in KINDS if kind.name not in ("sqlite3", "aiosqlite")]  # they have no word for it
 
 
@@ -293,7 +292,7 @@ def each(kinds: list[Kind]) -> pytest.MarkDecorator:
 # --- the same cases for every kind --------------------------------------------------------------------------
 
 
-@each(KINDS)
+@each(KINDS + VARIANTS)
 @looped
 async def test_latest_term_passes_and_its_write_commits(kind, office):
     claim = office.lead()
@@ -305,7 +304,7 @@ async def test_latest_term_passes_and_its_write_commits(kind, office):
     assert office.written == [claim.token]
 
 
-@each(KINDS)
+@each(KINDS + VARIANTS)
 @looped
 async def test_old_term_is_refused_and_nothing_commits_although_the_refusal_is_swallowed(kind, office):
     before = office.lead()
@@ -316,6 +315,9 @@ async def test_old_term_is_refused_and_nothing_commits_although_the_refusal_is_s
         with pytest.raises(Fenced, match=f"token {before.token} is over") as refusal:
             await talk.fence(before)
         assert not refusal.value.retryable
+        if kind.database == "postgresql":
+            with pytest.raises(Exception, match="current transaction is aborted"):
+                await talk.write(before)
         await talk.commit()
         assert office.written == []
         await talk.begin()
@@ -323,21 +325,6 @@ async def test_old_term_is_refused_and_nothing_commits_although_the_refusal_is_s
         await talk.write(after)
         await talk.commit()
     assert office.written == [after.token]
-
-
-@each(POSTGRES_KINDS)
-@looped
-async def test_write_after_a_swallowed_refusal_cannot_commit(kind, office):
-    before = office.lead()
-    office.succeed(before)
-    async with kind.open(office.url, False) as talk:
-        await talk.begin()
-        with pytest.raises(Fenced):
-            await talk.fence(before)
-        with pytest.raises(Exception, match="current transaction is aborted"):
-            await talk.write(before)
-        await talk.commit()
-    assert office.written == []
 
 
 @each(KINDS)
@@ -419,7 +406,7 @@ async def test_wrong_database_is_not_taken_for_a_lost_term(kind, office, tmp_pat
         await talk.rollback()
 
 
-@each([kind for kind in POSTGRES_KINDS if kind.name != "asyncpg-pool"])
+@each(POSTGRES_KINDS)
 @looped
 async def test_term_that_was_succeeded_since_the_snapshot_may_be_tried_again(kind, office):
     claim = office.lead()
@@ -482,9 +469,10 @@ def test_autocommit_of_sqlalchemy_is_refused_wherever_it_was_set(postgres, engin
         connections.fence(connection, claim, BOUND_S)
     with engine.connect().execution_options(**automatic) as connection, pytest.raises(ConfigError, match="autocommit"):
         connections.fence(connection, claim, BOUND_S)
-    with orm.Session(engine) as session, pytest.raises(ConfigError, match="autocommit"):
+    with orm.Session(engine) as session:
         session.connection(execution_options=automatic)
-        connections.fence(session, claim, BOUND_S)
+        with pytest.raises(ConfigError, match="autocommit"):
+            connections.fence(session, claim, BOUND_S)
 
 
 def test_results_that_the_caller_streams_do_not_put_the_fence_off(postgres, engine):
@@ -537,8 +525,7 @@ async def test_fence_passes_through_a_pooler_that_changes_servers_with_every_tra
     postgres, postgres_server, make_pgbouncer
 ):
     """More often than the drivers need to make a prepared statement of what they see again and again."""
-    pooler = make_pgbouncer(postgres_server)
-    url = pooler.url(postgres.url.rpartition("/")[2])
+    url = make_pgbouncer(postgres_server).through(postgres.url)
     claim = postgres.lead()
     theirs = await asyncpg.connect(url, statement_cache_size=0)
     with connected(url) as ours, connected(url) as others:
@@ -610,8 +597,10 @@ def test_fence_imports_no_driver_that_the_caller_has_not_imported():
     program = """
 import sqlite3, sys
 from tenure import connections
+class Claim:
+    role, token, member_id, namespace = "r", 1, "m", "n"
 try:
-    connections.fence(sqlite3.connect(":memory:"), type("C", (), dict(role="r", token=1, member_id="m", namespace="n")), 1)
+    connections.fence(sqlite3.connect(":memory:"), Claim, 1)
 except connections.ConfigError:
     print(*{"psycopg", "asyncpg", "aiosqlite", "sqlalchemy", "asyncio"} & set(sys.modules))
 """
@@ -634,13 +623,14 @@ AWKWARD = [
 
 @pytest.mark.parametrize("conforming", ["on", "off"])
 def test_statement_for_other_languages_takes_any_name(postgres, conforming):
-    with connected(postgres.url) as connection, Desk(postgres.url, namespace="it's \\ ö", schema="Ténure_3") as desk:
+    namespace, schema = f"it's \\ {conforming}", "Ténure_3"
+    with connected(postgres.url) as connection, Desk(postgres.url, namespace=namespace, schema=schema) as desk:
         connection.cursor_factory = psycopg.RawCursor  # $1, as other languages write it
         connection.execute(f"set standard_conforming_strings = {conforming}")
         connection.commit()
         for role in AWKWARD:
             claim = desk.lead(role)
-            text = tenure.fence_sql(role, namespace=claim.namespace, schema=claim.schema)
+            text = tenure.fence_sql(role, namespace=namespace, schema=schema)
             connection.execute(text, (claim.token, claim.member_id))
             with pytest.raises(psycopg.Error) as refusal:
                 connection.execute(text, (claim.token - 1, claim.member_id))
@@ -663,7 +653,7 @@ def test_statement_for_other_languages_holds_off_a_successor_and_bounds_the_tran
 
 @pytest.mark.parametrize(("offset", "outcome"), [(0, "COMMIT"), (1, "ROLLBACK")])
 def test_statement_for_other_languages_runs_in_psql(postgres, postgres_server, offset, outcome):
-    claim = postgres.lead("the shell's")
+    claim = postgres.lead(f"the shell's {outcome}")
     script = f"""
         begin;
         prepare fence as {tenure.fence_sql(claim.role)};
@@ -674,8 +664,6 @@ def test_statement_for_other_languages_runs_in_psql(postgres, postgres_server, o
     done = subprocess.run(psql, input=script, capture_output=True, text=True, check=True, env=os.environ)
     assert done.stdout.splitlines()[-1] == outcome
     assert ("is not the latest" in done.stderr) == (outcome == "ROLLBACK")
-    postgres.succeed(claim)
-    execute(postgres.url, "delete from tenure.roles where name = 'the shell''s'")
 
 
 def test_statement_for_other_languages_changes_one_row_on_sqlite_or_none(offices):
@@ -684,9 +672,9 @@ def test_statement_for_other_languages_changes_one_row_on_sqlite_or_none(offices
         for role in AWKWARD:
             claim = office.lead(role)
             text = tenure.fence_sql(role, database="sqlite")
-            assert connection.execute(text, (claim.token, claim.member_id)).rowcount == 1
+            assert connection.execute(text, {"1": claim.token, "2": claim.member_id}).rowcount == 1
             assert connection.in_transaction
-            assert connection.execute(text, (claim.token - 1, claim.member_id)).rowcount == 0
+            assert connection.execute(text, {"1": claim.token - 1, "2": claim.member_id}).rowcount == 0
             connection.rollback()
 
 

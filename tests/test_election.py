@@ -11,6 +11,7 @@ import pytest
 import tenure
 from tenure import ConfigError, Deposed, Elected, LeaderChanged, NotLeader, WaitTimeout
 from tests.desk import QUICK, Desk, Nodes, renewals, until
+from tests.facades import sync_only
 
 
 def wait_for_event(events, kind, timeout=20):
@@ -242,6 +243,7 @@ def test_events_end_with_the_node(store_url):
 
 def test_slow_reader_loses_the_oldest_events_and_blocks_nobody(sqlite_url, monkeypatch):
     monkeypatch.setattr("tenure.election.EVENTS_KEPT", 3)
+    monkeypatch.setattr("tenure.async_election.EVENTS_KEPT", 3)
     with Nodes(sqlite_url) as nodes:
         node = nodes("a")
         election = node.election("r")
@@ -255,6 +257,7 @@ def test_slow_reader_loses_the_oldest_events_and_blocks_nobody(sqlite_url, monke
         assert kept[0] != Elected("r", 1)
 
 
+@sync_only
 def test_callback_that_raises_or_blocks_hurts_nobody(store_url, caplog):
     release = threading.Event()
     heard = queue.Queue()

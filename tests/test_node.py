@@ -6,19 +6,16 @@ import contextlib
 import os
 import queue
 import resource
-import socket
 import threading
 import time
 
 import pytest
 
 import tenure
-from tenure import ConfigError, LeadershipLost, NodeClosed, StoreUnavailable, WaitTimeout
+from tenure import ConfigError, LeadershipLost, NodeClosed, WaitTimeout
 from tests.desk import QUICK, Desk, Nodes, execute, renewals, until
+from tests.facades import sync_only
 from tests.servers import free_port
-
-CANARY = "c4n4ry+s3cret"
-
 
 # --- leading ------------------------------------------------------------------------------------------------
 
@@ -65,6 +62,7 @@ def test_lead_reports_a_lost_term_on_leaving(store_url):
             lead()
 
 
+@sync_only
 def test_exception_of_the_block_is_the_one_that_is_raised(store_url):
     with Nodes(store_url) as nodes:
         node = nodes("a")
@@ -88,6 +86,7 @@ def test_terms_yields_each_term_once(store_url):
         assert term.lost_reason == "resigned", "on leaving the loop"
 
 
+@sync_only
 def test_term_block_swallows_its_own_loss_and_nothing_else(store_url):
     with Nodes(store_url) as nodes:
         terms = nodes("a").terms("r")
@@ -168,6 +167,7 @@ def test_waiting_ends_when_the_node_is_closed(store_url):
         thread.join()
 
 
+@sync_only
 def test_node_may_be_closed_from_its_own_callback(sqlite_url):
     node = tenure.Node(sqlite_url, name="closing").start()
     closed = threading.Event()
@@ -179,54 +179,6 @@ def test_node_may_be_closed_from_its_own_callback(sqlite_url):
     node.election("r").on_event(close)
     assert closed.wait(20)
     until(lambda: not [thread for thread in threading.enumerate() if "-closing" in thread.name], "threads")
-
-
-def test_name_and_place_show_but_never_the_url(postgres_server):
-    url = postgres_server.url().replace("postgres@", f"postgres:{CANARY}@")
-    node = tenure.Node(url, name="worker-1", namespace="jobs", ttl=5)
-    assert (node.name, node.namespace, node.ttl) == ("worker-1", "jobs", 5.0)
-    assert repr(node) == "<Node 'worker-1' namespace='jobs' on postgresql>"
-    assert CANARY not in repr(vars(node)) + repr(vars(node._engine)) + repr(vars(node._engine.backend))
-
-
-def test_database_that_is_down_is_an_error_at_once_and_without_the_password():
-    with socket.socket() as taken:  # bound and deaf: refused, and no other test's server can come up there meanwhile
-        taken.bind(("127.0.0.1", 0))
-        url = f"postgresql://someone:{CANARY}@127.0.0.1:{taken.getsockname()[1]}/app"
-        began = time.monotonic()
-        with pytest.raises(StoreUnavailable, match="cannot connect to") as error:
-            tenure.Node(url).start()
-    assert time.monotonic() - began < 5
-    assert CANARY not in str(error.value) + repr(error.value) + repr(error.value.__cause__) + repr(error.value.args)
-    assert error.value.__suppress_context__
-
-
-def test_wrong_password_is_not_repeated(make_postgres_server):
-    server = make_postgres_server(fsync=False, password="right")
-    url = server.url().replace(":right@", f":{CANARY}@")
-    with pytest.raises(StoreUnavailable) as error:
-        tenure.Node(url).start()
-    assert CANARY not in str(error.value)
-    with tenure.Node(server.url()) as node:
-        assert node.election("r").wait(20)
-
-
-def test_server_that_never_answers_is_an_error_after_the_connect_timeout(monkeypatch):
-    monkeypatch.setattr("tenure.postgres.CONNECT_TIMEOUT_S", 2)  # libpq's least
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        with pytest.raises(StoreUnavailable, match="timeout"):
-            tenure.Node(f"postgresql://me:{CANARY}@127.0.0.1:{silent.getsockname()[1]}/app").start()
-
-
-def test_file_that_cannot_be_opened_is_an_error(tmp_path):
-    (tmp_path / "file").write_text("not a directory")
-    with pytest.raises(StoreUnavailable, match="cannot open"):
-        tenure.Node(f"sqlite:///{tmp_path}/file/tenure.db").start()
-    (tmp_path / "other.db").write_text("not a database, but long enough to be taken for one" * 100)
-    with pytest.raises(StoreUnavailable, match="not a database"):
-        tenure.Node(f"sqlite:///{tmp_path}/other.db").start()
 
 
 def test_node_waits_for_its_database_where_it_is_told_to(make_postgres_server):

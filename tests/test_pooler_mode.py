@@ -60,6 +60,7 @@ def test_one_leader_through_kill_and_pause(pooler, postgres_url, tmp_path):
         woken = leader.cont()
         assert leader.ask("ensure")["error"] == "LeadershipLost"
         leader.assert_fenced()
+        assert leader.wait_event("leaderchanged", token=token)["name"] == successor.name
         reads = [
             line for line in cluster.history.of_kind("read") if line.node == leader.name and line.at_before >= woken
         ]
@@ -109,6 +110,9 @@ def test_other_clients_of_the_pooler_find_nothing_of_ours(postgres_server, postg
         client.execute("create table work (n integer)")
         [(backend,)] = client.execute("select pg_backend_pid()").fetchall()
         with tenure.Node(url, ttl=1) as node, node.lead("role", timeout=PATIENCE_S) as term:
+            election = node.election("role")
+            election.on_event(print)  # which listens, where there is something to hear
+            assert (election.leader().token, len(election.candidates())) == (term.token, 1)
             renewals = look()
             for _ in range(2):  # a driver that prepares would leave the first one's statement for the second
                 with term.transaction() as transaction:

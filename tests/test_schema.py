@@ -170,10 +170,28 @@ def test_writer_needs_little_to_be_fenced(postgres_url, worker):
                 connection.execute("update tenure.roles set token = 7")
 
 
-def test_missing_privileges_are_named(worker):
-    _, url = worker
-    with pytest.raises(StoreUnavailable, match="permission denied"):
-        tenure.Node(url).start()
+def test_missing_privileges_are_named_at_the_start(postgres_url, worker):
+    name, url = worker
+    remedy = r"\(the database user needs CREATE on the database or, .* USAGE on schema 'tenure' and SELECT, "
+
+    def refused(complaint):
+        with pytest.raises(StoreUnavailable, match=f"cannot prepare the tables: {complaint} {remedy}"):
+            tenure.Node(url).start()
+
+    refused("permission denied for database .*")
+    prepare(postgres_url)
+    refused("permission denied for schema tenure")
+    execute(
+        postgres_url,
+        f"grant usage on schema tenure to {name}",
+        f"grant select on all tables in schema tenure to {name}",
+        f"grant insert, update, delete on tenure.namespaces, tenure.candidates, tenure.terms to {name}",
+        f"grant insert, delete on tenure.members to {name}",
+    )
+    refused("the privileges are missing for UPDATE on members, DELETE on roles, INSERT on roles, UPDATE on roles")
+    execute(postgres_url, f"grant insert, update, delete on all tables in schema tenure to {name}")
+    with tenure.Node(url) as node:
+        assert node.election("r").wait(20)
 
 
 def test_hidden_system_functions_make_every_restart_a_new_server(make_postgres_server):

@@ -1,4 +1,4 @@
-"""What a node is told is checked before anything is connected, and no message repeats a password."""
+"""What a node is told: where it comes from, and what may be said. What may not is in test_bad_input."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import pytest
 import tenure
 from tenure import ConfigError
 from tenure.settings import check_name
-
-CANARY = "c4n4ry"
 
 
 def settings(url="sqlite:///app.db", **arguments):
@@ -103,83 +101,12 @@ def test_postgresql_has_three_names(url):
     assert settings(url).database == "postgresql"
 
 
-@pytest.mark.parametrize("url", ["sqlite://", "sqlite:app.db", "sqlite:///", "sqlite:///:memory:"])
-def test_sqlite_needs_a_file(url):
-    with pytest.raises(ConfigError, match="sqlite:///"):
-        settings(url)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        f"oracle://me:{CANARY}@host/db",
-        f"me:{CANARY}@host/db",
-        f"//me:{CANARY}@host/db",
-        f"host=db user=me password={CANARY}",
-        f"password={CANARY} host=db",
-        f"{CANARY}",
-        f"postgresql//me:{CANARY}@host/db",
-        f"postgresql:/me:{CANARY}@host/db",
-        f"postgresql:me:{CANARY}@host/db",
-        f"postgresql://me:{CANARY}@[::1/db",
-        f"postgresql://me:{CANARY}%zz@host/db",
-        f"postgresql://me:{CANARY}@host:notaport:7/db?x",
-        f"postgresql://me:{CANARY}@host/db?no_such_option=1",
-        f"postgresql://me:{CANARY}@host/db?sslmode",
-        f"postgresql+psycopg://me:{CANARY}%@host/db",
-        f"sqlite://{CANARY}",
-    ],
-)
-def test_malformed_url_is_refused_without_repeating_it(url):
-    with pytest.raises(ConfigError) as error:
-        settings(url)
-    seen = "".join(map(repr, (error.value, error.value.args, error.value.__cause__)))
-    assert CANARY not in seen + str(error.value)
-    assert error.value.__suppress_context__ or error.value.__context__ is None
-
-
 # --- names --------------------------------------------------------------------------------------------------
-
-
-def test_names_are_normalised_so_that_one_spelling_is_one_role(sqlite_url):
-    composed, decomposed = unicodedata.normalize("NFC", "Zoë"), unicodedata.normalize("NFD", "Zoë")
-    assert composed != decomposed
-    with tenure.Node(sqlite_url, name=decomposed) as node:
-        assert node.name == composed
-        assert node.election(decomposed) is node.election(composed)
-        assert node.election(composed).role == composed
 
 
 @pytest.mark.parametrize("name", ["x", "é" * 127, "n" * 255, "a b", "%s {0} :x '\"; drop", "🦭", "\u200d"])
 def test_any_text_of_255_bytes_is_a_name(name):
     assert check_name("role", name) == unicodedata.normalize("NFC", name)
-
-
-@pytest.mark.parametrize(
-    ("name", "complaint"),
-    [
-        ("", "has 0 bytes: give it 1 to 255"),
-        ("n" * 256, "has 256 bytes"),
-        ("é" * 128, "has 256 bytes"),
-        ("a\nb", "control characters"),
-        ("a\x00b", "control characters"),
-        ("\x7f", "control characters"),
-        ("\ud800", "lone surrogates"),
-        (7, "must be text"),
-        (None, "must be text"),
-    ],
-)
-def test_names_that_cannot_be(name, complaint):
-    with pytest.raises(ConfigError, match=complaint):
-        check_name("role", name)
-
-
-def test_every_name_is_checked(sqlite_url):
-    for argument in ("name", "namespace"):
-        with pytest.raises(ConfigError, match=f"{argument}='a.+b' contains control characters"):
-            settings(**{argument: "a\tb"})
-    with tenure.Node(sqlite_url) as node, pytest.raises(ConfigError, match="role="):
-        node.election("a\tb")
 
 
 def test_odd_names_travel_unharmed(store_url):
@@ -190,43 +117,3 @@ def test_odd_names_travel_unharmed(store_url):
         assert election.candidates()[0].metadata == {role: role}
         with term.transaction() as transaction:
             transaction.execute("select 1")
-
-
-# --- numbers and words --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ttl", [0, 0.5, -1, 3601, float("inf"), float("nan"), "x", [1]])
-def test_ttl_has_limits(ttl):
-    with pytest.raises(ConfigError, match="ttl="):
-        settings(ttl=ttl)
-
-
-def test_renewals_must_leave_room_for_a_lost_one():
-    assert settings(ttl=10, renew_every=4.5).renew_every == 4.5
-    for renew_every in (0, -1, 4.6, 100, "often"):
-        with pytest.raises(ConfigError, match="renew_every="):
-            settings(ttl=10, renew_every=renew_every)
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("takeover", "never"),
-        ("mode", "magic"),
-        ("start", "later"),
-        ("schema", ""),
-        ("schema", "a-b"),
-        ("schema", 'x"; drop table y; --'),
-        ("schema", "x" * 64),
-        ("metadata", {"x": object()}),
-        ("metadata", 7),
-    ],
-)
-def test_wrong_value_is_refused_by_name(argument, value):
-    with pytest.raises(ConfigError, match=f"{argument}="):
-        settings(**{argument: value})
-
-
-def test_configuration_errors_are_value_errors_too():
-    with pytest.raises(ValueError, match="takeover="):
-        settings(takeover="never")

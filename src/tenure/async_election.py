@@ -109,7 +109,7 @@ class AsyncEvents:
                 events._events.append(event)  # noqa: SLF001
                 events._loop.call(events._more.set)  # noqa: SLF001
 
-        self._forget = election.read(reader)
+        weakref.finalize(self, election.read(reader)).atexit = False
 
     def __aiter__(self) -> Self:
         """Return itself."""
@@ -126,7 +126,3 @@ class AsyncEvents:
             self._events.append(None)  # the end stays the end
             raise StopAsyncIteration
         return event
-
-    def __del__(self) -> None:
-        """Hear no more."""
-        self._forget()

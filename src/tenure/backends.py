@@ -143,6 +143,7 @@ class PostgresBackend:
         with self._application.connect("transaction") as connection:
             # A pooler would give what is prepared here to its next client, who cannot prepare the same again.
             connection.prepare_threshold = None
+            connection.read_only = False  # whatever the server's default is: one writes under a term
             with connection.transaction():
                 yield connection
 

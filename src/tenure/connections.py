@@ -138,6 +138,8 @@ def _verdict(claim: Claim, sqlstate: str | None) -> TenureError | None:
         return ConfigError(_SAVEPOINT)
     if sqlstate in ("3F000", "42883", "42P01"):  # no such schema, function, table
         return ConfigError(_ELSEWHERE)
+    if sqlstate == "25006":
+        return ConfigError("a fence needs a transaction that may write, and this one is read-only: begin it READ WRITE")
     if sqlstate == "40001":
         msg = (
             f"role {claim.role!r}: a term changed since this transaction began, or the database is busy: try a new one"
@@ -285,7 +287,7 @@ def _fence_sqlalchemy(connection: Any, claim: Claim, bound_s: float, *roll_backs
     if connection.dialect.name == "postgresql":
         _fence_sqlalchemy_postgres(connection, claim, bound_s)
     elif connection.dialect.name == "sqlite":
-        with _undone(connection.rollback, *roll_backs), _judged(claim):
+        with _undone(*roll_backs, connection.rollback), _judged(claim):
             _fence_sqlalchemy_sqlite(connection, claim)
     else:
         raise ConfigError(f"cannot fence on {connection.dialect.name}: Tenure's tables are on PostgreSQL or SQLite")

@@ -131,7 +131,7 @@ class BaseNode(Generic[ElectionT]):
             election = self._elections.get(role)
             if election is None:
                 election = self._elections[role] = type(self).make_election(self._engine, role, self._call)
-        self._engine.command(lambda protocol, _: protocol.stand(role))
+            self._engine.command(lambda protocol, _: protocol.stand(role))
         return election
 
     def _assign(self, role: str, lock_id: int | str | None) -> None:

@@ -458,7 +458,7 @@ class Protocol:
             self._over("the server was replaced", orphan=True)
         elif self.phase is not Phase.DOUBT:
             self._renew_at = now
-        elif self._membership.server.start != opened.server.start and self._sentinels:
+        elif self._membership.server.start != opened.server.start:
             self._step("restarted")
         else:
             self._over("the connection was cut", orphan=True)
