@@ -2,12 +2,17 @@
 #
 #   make test ARGS="tests/test_fence.py -k savepoint"    ARGS goes to the program behind the target
 #   make test WORKERS=0                                  in one process, for a debugger
+#   make test FACADE=async                               the tests of the heart again, over AsyncNode
 
 PYTHON  ?= python3
 WORKERS ?= 2
 SEEDS   ?= 10000
 
-export PYTHON
+export PYTHON FACADE
+
+# What the facades stand for: run over each of them.
+HEART := cut deploy election failover fence no_harm node partition pause restart start
+FILES := $(if $(filter async,$(FACADE)),$(HEART:%=tests/test_%.py))
 
 BIN   := .venv/bin
 READY := .venv/.ready
@@ -22,7 +27,7 @@ demo: $(READY) ## watch an election, a crash and a takeover
 	$(BIN)/python examples/demo.py $(ARGS)
 
 test: system-packages $(READY) ## run the tests, on every database that this machine can start
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup $(ARGS) $(if $(findstring tests/,$(ARGS)),,$(FILES))
 
 simulate: $(READY) ## run SEEDS simulated histories with faults, or the one of SEED again
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)

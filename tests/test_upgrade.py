@@ -45,37 +45,34 @@ def test_replicas_are_upgraded_one_after_the_other_and_back(one_url, tmp_path):
             cluster.wait_for_candidates(leaves, joins)
             assert leaves.tell("leader") == joins.tell("leader")
             leaves.tell("leave")
-            leader, later = cluster.wait_for_leader(above=token - 1)
-            assert token <= later <= token + 1
-            token = later
+            if leaves is leader:
+                leader, token = cluster.wait_for_leader(above=token)
             leader.tell("write")
         assert leader in new, "all the old ones are gone"
 
         rolled_back.tell("start")
         cluster.wait_for_candidates(leader, rolled_back)
         leader.tell("resign rolled-back")
-        leader, later = cluster.wait_for_leader(above=token)
-        assert (leader, later) == (rolled_back, token + 1)
-        leader.tell("write")
-        seen = leader.tell("leader")
+        assert cluster.wait_for_leader(above=token) == (rolled_back, token + 1)
+        rolled_back.tell("write")
+        seen = rolled_back.tell("leader")
         assert seen == new[0].tell("leader") == new[1].tell("leader")
-        assert [number for number, _ in seen["history"]] == list(range(later, 0, -1))
+        assert [number for number, _ in seen["history"]] == list(range(token + 1, 0, -1))
 
 
-def test_older_nodes_let_go_when_a_release_starts_that_cannot_work_beside_them(one_url, tmp_path):
+def test_older_node_lets_go_when_a_release_starts_that_cannot_work_beside_it(one_url, tmp_path):
     with Cluster(one_url, tmp_path, **QUICK) as cluster:
         cluster.make_ledger()
-        old = cluster.start(2)
-        leader, _ = cluster.wait_for_leader()
+        (old,) = cluster.start(1)
+        cluster.wait_for_leader()
         (new,) = cluster.spawn("new", migration=NEXT | {"oldest": 2})
         assert cluster.wait_for_leader(above=1) == (new, 2)
         new.tell("write")
-        leader.wait_event("suspended", token=1)
-        assert not leader.tell("status")["leader"]
-        leader.assert_fenced()
-        until(lambda: new.tell("leader")["candidates"] == ["new"], "the others have gone")
-        for node in old:
-            until(lambda node=node: "this one knows 1: upgrade Tenure here" in node.log.read_text(), "a warning")
+        old.wait_event("suspended", token=1)
+        assert not old.tell("status")["leader"]
+        old.assert_fenced()
+        assert new.tell("leader")["candidates"] == ["new"]
+        until(lambda: "this one knows 1: upgrade Tenure here" in old.log.read_text(), "a warning")
 
 
 # --- waiting for the tables ---------------------------------------------------------------------------------
@@ -94,7 +91,7 @@ WAITS = "select 1 from pg_locks where not granted and mode = 'AccessExclusiveLoc
 
 
 def test_migration_that_has_to_wait_does_not_stop_the_leader(postgres_url):
-    """A forgotten transaction that has read the members keeps a change of the table waiting, and all that comes after."""
+    """A forgotten transaction that has read the members keeps a change of the table waiting, and all that follows."""
     with Nodes(postgres_url, **QUICK) as nodes, connected(postgres_url) as forgotten:
         term = nodes("leader").election("r").wait(20)
         forgotten.execute("select * from tenure.members")
