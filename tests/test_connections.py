@@ -524,20 +524,25 @@ async def test_async_pipeline_in_autocommit_mode_needs_a_transaction_too(postgre
 async def test_fence_passes_through_a_pooler_that_changes_servers_with_every_transaction(
     postgres, postgres_server, make_pgbouncer
 ):
-    """More often than the drivers need to make a prepared statement of what they see again and again."""
+    """More often than a driver needs to make a prepared statement of what it sees again and again."""
     url = make_pgbouncer(postgres_server).through(postgres.url)
     claim = postgres.lead()
     theirs = await asyncpg.connect(url, statement_cache_size=0)
-    with connected(url) as ours, connected(url) as others:
-        for _ in range(7):
-            others.execute("select 1")
+    servers = set()
+    with connected(url) as ours, connected(url) as other:
+        for turn in range(8):
+            if turn % 2:
+                other.execute("select 1")  # takes the server that we had in the last turn
             connections.fence(ours, claim, BOUND_S)
+            servers |= set(ours.execute("select pg_backend_pid()").fetchall())
             async with theirs.transaction():
                 await connections.fence_async(theirs, claim, BOUND_S)
             ours.commit()
-            others.commit()
-        assert others.execute("show idle_in_transaction_session_timeout").fetchone() == ("0",)
+            other.commit()
+            assert other.execute("show idle_in_transaction_session_timeout").fetchone() == ("0",)
+            other.commit()
     await theirs.close()
+    assert len(servers) > 1
 
 
 @pytest.mark.parametrize("opened", [sqlalchemy.Engine.begin, lambda engine: orm.Session(engine).begin()])

@@ -12,6 +12,7 @@ import anyio
 from tenure.async_term import AsyncTerm
 from tenure.clock import now
 from tenure.election import EVENTS_KEPT, HAND_OVER_S, BaseElection
+from tenure.engine import Engine
 from tenure.events import Event
 from tenure.loops import Loop
 from tenure.settings import check_timeout
@@ -25,8 +26,12 @@ class AsyncElection(BaseElection[AsyncTerm]):
     """This node's candidacy for one role."""
 
     make_term = AsyncTerm
-    loop: Loop
-    """The event loop of the node."""
+
+    def __init__(self, engine: Engine, role: str, loop: Loop) -> None:
+        """Made by the node, not by you."""
+        super().__init__(engine, role, loop.call)
+        self.loop = loop
+        """The event loop of the node."""
 
     async def wait(self, timeout: float | None = None) -> AsyncTerm:  # noqa: ASYNC109 - as in Election
         """Return the term as soon as this node leads; raise WaitTimeout after ``timeout`` seconds."""

@@ -6,7 +6,7 @@ The engine is the same, in threads of its own: a blocked event loop costs nothin
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,6 @@ class AsyncNode(BaseNode[AsyncElection]):
     The settings are those of :class:`Node`.
     """
 
-    make_election = AsyncElection
     _loop: Loop
 
     async def start(self) -> Self:
@@ -65,12 +64,6 @@ class AsyncNode(BaseNode[AsyncElection]):
         """Close."""
         await self.close()
 
-    def election(self, role: str, *, lock_id: int | str | None = None) -> AsyncElection:
-        """Stand for ``role`` without blocking; return the candidacy. Not to be awaited. See :meth:`Node.election`."""
-        election = super().election(role, lock_id=lock_id)
-        election.loop = self._loop
-        return election
-
     @contextlib.asynccontextmanager
     async def lead(self, role: str, timeout: float | None = None) -> AsyncIterator[AsyncTerm]:  # noqa: ASYNC109
         """Wait until this node leads, run the block, and hand over on leaving it.
@@ -93,8 +86,8 @@ class AsyncNode(BaseNode[AsyncElection]):
         """Yield every term that this node gets, for as long as it runs; leaving the loop hands over."""
         return AsyncTerms(self._begin_campaign(role))
 
-    def _call(self, action: Callable[[], object]) -> None:
-        self._loop.call(action)
+    def _make_election(self, role: str) -> AsyncElection:
+        return AsyncElection(self._engine, role, self._loop)
 
 
 class AsyncTerms:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -28,8 +28,6 @@ ElectionT = TypeVar("ElectionT", bound=BaseElection[Any])
 
 class BaseNode(Generic[ElectionT]):
     """What a node is, whoever waits for it."""
-
-    make_election: Callable[[Engine, str, Callable[[Callable[[], object]], object]], ElectionT]
 
     def __init__(
         self,
@@ -130,7 +128,7 @@ class BaseNode(Generic[ElectionT]):
             self._engine.check_role(role)
             election = self._elections.get(role)
             if election is None:
-                election = self._elections[role] = type(self).make_election(self._engine, role, self._call)
+                election = self._elections[role] = self._make_election(role)
             self._engine.command(lambda protocol, _: protocol.stand(role))
         return election
 
@@ -144,8 +142,7 @@ class BaseNode(Generic[ElectionT]):
                 f"lock_id={lock_id!r} is for mode='lock', and this node's mode is {self._settings.mode!r}"
             )
 
-    def _call(self, action: Callable[[], object]) -> None:
-        """Have a callback of the application's called, where this facade calls them."""
+    def _make_election(self, role: str) -> ElectionT:
         raise NotImplementedError
 
     def _begin_campaign(self, role: str) -> Campaign[ElectionT]:
@@ -211,8 +208,6 @@ class Node(BaseNode[Election]):
     The settings are those of :class:`BaseNode`.
     """
 
-    make_election = Election
-
     @functools.cached_property
     def _dispatcher(self) -> Dispatcher:
         return Dispatcher(self.name)
@@ -274,5 +269,5 @@ class Node(BaseNode[Election]):
             with contextlib.suppress(NodeClosed):  # a forked child leaves the parent's term alone
                 campaign.election.wait_told()
 
-    def _call(self, action: Callable[[], object]) -> None:
-        self._dispatcher.call(action)
+    def _make_election(self, role: str) -> Election:
+        return Election(self._engine, role, self._dispatcher.call)
