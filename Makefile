@@ -9,6 +9,7 @@ WORKERS ?= 2
 SEEDS   ?= 10000
 
 export PYTHON FACADE
+unexport PYTHONDONTWRITEBYTECODE  # the tests start thousands of processes: let none of them compile everything anew
 
 # What the facades stand for: run over each of them.
 HEART := cut deploy election failover fence no_harm node partition pause restart start

@@ -170,6 +170,12 @@ def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.getfixturevalue(f"{request.param}_url")
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def one_url(request: pytest.FixtureRequest) -> str:
+    """As store_url, where a second PostgreSQL has nothing to add."""
+    return str(request.getfixturevalue(f"{request.param}_url"))
+
+
 # --- the network --------------------------------------------------------------------------------------------
 
 

@@ -275,7 +275,7 @@ def test_place_for_the_default_database_is_needed(monkeypatch, tmp_path):
 
 
 def test_server_that_never_answers_is_an_error_after_the_connect_timeout(monkeypatch):
-    monkeypatch.setattr("tenure.postgres.CONNECT_TIMEOUT_S", 2)  # libpq's least
+    monkeypatch.setattr("tenure.connector.CONNECT_TIMEOUT_S", 2)  # libpq's least
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

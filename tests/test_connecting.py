@@ -251,7 +251,7 @@ def test_parameters_of_the_url_reach_libpq(guarded, url, tmp_path):
 def test_open_connection_to_another_machine_is_warned_of_once(guarded, url, postgres_url, log, monkeypatch):
     if guarded.listen == "127.0.0.1":
         missing("this machine has no address but loopback")
-    monkeypatch.setattr("tenure.postgres._told", set())
+    monkeypatch.setattr("tenure.dialing._told", set())
     socket_url = guarded.url(url.rpartition("/")[2], host=str(guarded.socket_dir))
     for harmless in (postgres_url, socket_url, f"{url}?sslmode=require"):
         with tenure.Node(harmless) as node:

@@ -475,14 +475,6 @@ def test_autocommit_of_sqlalchemy_is_refused_wherever_it_was_set(postgres, engin
             connections.fence(session, claim, BOUND_S)
 
 
-def test_results_that_the_caller_streams_do_not_put_the_fence_off(postgres, engine):
-    """As a cursor of the server's the fence would not run before somebody fetched from it."""
-    before = postgres.lead()
-    postgres.succeed(before)
-    with engine.connect().execution_options(stream_results=True, yield_per=10) as connection, pytest.raises(Fenced):
-        connections.fence(connection, before, BOUND_S)
-
-
 def test_subclass_of_a_known_connection_is_known(postgres, engine):
     class OwnSession(orm.Session):
         pass

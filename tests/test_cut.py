@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from tenure.postgres import PostgresConnector
+from tenure.connector import PostgresConnector
 from tenure.session import Gone, Step
 from tests import history
 from tests.cluster import Cluster

@@ -14,9 +14,9 @@ from psycopg.rows import dict_row
 import tenure
 from tenure import connections, schema
 from tenure.advisory import AdvisorySentinel, AdvisoryWatcher
+from tenure.connector import PostgresConnector
 from tenure.dialects import postgresql
 from tenure.errors import ConfigError, Fenced
-from tenure.postgres import PostgresConnector
 from tenure.session import Failed
 from tests.desk import Claim, Desk, connect, connected, execute, until
 

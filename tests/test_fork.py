@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import json
@@ -60,9 +61,9 @@ def raises_closed(call):
     return False
 
 
-def test_child_is_never_leader_and_cannot_use_the_node(store_url):
+def test_child_is_never_leader_and_cannot_use_the_node(one_url):
     """Whatever it calls, also on what it got before the fork: an error that says why, and no wait for ever."""
-    with Nodes(store_url, ttl=30) as nodes:
+    with Nodes(one_url, ttl=30) as nodes:
         node = nodes("parent")
         election = node.election("r")
         term = election.wait(20)
@@ -115,9 +116,9 @@ def test_callbacks_of_the_parent_are_not_called_in_the_child(sqlite_url):
             assert exit_code(child) == 0
 
 
-def test_child_may_write_under_the_term_of_its_parent(store_url):
+def test_child_may_write_under_the_term_of_its_parent(one_url):
     """The token travels with whoever writes, on a connection of its own, and the database judges."""
-    with Nodes(store_url, ttl=30) as nodes:
+    with Nodes(one_url, ttl=30) as nodes:
         term = nodes("parent").election("r").wait(20)
 
         def write():
@@ -128,15 +129,15 @@ def test_child_may_write_under_the_term_of_its_parent(store_url):
 
         with forked(write) as child:
             assert exit_code(child) == 0
-        assert execute(store_url, "select token from ledger") == [(1,)]
+        assert execute(one_url, "select token from ledger") == [(1,)]
         term.resign()
         with forked(write) as child:
             assert exit_code(child) == 1, "Fenced"
 
 
-def test_parent_goes_on_leading_after_the_child_has_gone(store_url):
+def test_parent_goes_on_leading_after_the_child_has_gone(one_url):
     """Not by a polite good-bye of the child, nor by the end of its process, does the parent lose anything."""
-    with Nodes(store_url, **QUICK) as nodes:
+    with Nodes(one_url, **QUICK) as nodes:
         node = nodes("parent")
         standby = nodes("standby")
         term = node.election("r").wait(20)
@@ -150,20 +151,20 @@ def test_parent_goes_on_leading_after_the_child_has_gone(store_url):
         for _ in range(3):
             with forked(in_child) as child:
                 assert exit_code(child) == 0
-        seen = renewals(store_url)[-1]
-        until(lambda: renewals(store_url)[0] > seen + 1, "renewals of both")
+        seen = renewals(one_url)[-1]
+        until(lambda: renewals(one_url)[0] > seen + 1, "renewals of both")
         assert term.valid
         assert node.election("r").leader().token == term.token == 1
         assert not standby.election("r").is_leader
 
 
-def test_child_can_have_a_node_of_its_own(store_url):
-    with Nodes(store_url, ttl=30) as nodes:
+def test_child_can_have_a_node_of_its_own(one_url):
+    with Nodes(one_url, ttl=30) as nodes:
         node = nodes("parent")
         node.election("r").wait(20)
 
         def in_child():
-            with tenure.Node(store_url, name="child") as own:
+            with tenure.Node(one_url, name="child") as own:
                 token = own.election("childs").wait(20).token
                 return token == 1 and own.election("r").leader().name == "parent"
 
@@ -237,9 +238,9 @@ PARENT = """
 """
 
 
-def test_dead_parent_is_succeeded_at_once_although_its_child_lives(store_url):
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PARENT), store_url]
-    with Nodes(store_url, ttl=30) as nodes, subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+def test_dead_parent_is_succeeded_at_once_although_its_child_lives(one_url):
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PARENT), one_url]
+    with Nodes(one_url, ttl=30) as nodes, subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         child = int(parent.stdout.readline())
         try:
             election = nodes("successor").election("r")
@@ -355,18 +356,18 @@ EXITS = """
 """
 
 
-def test_child_may_end_as_any_process_does(store_url):
+def test_child_may_end_as_any_process_does(one_url):
     """It leaves every block that the parent is in, runs exit handlers and finalisers; nothing of that is heard."""
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(EXITS), store_url]
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(EXITS), one_url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
     assert "Traceback" not in done.stderr
-    if store_url.startswith("postgres"):
-        assert execute(store_url, "select * from ledger") == [], "the parent's transaction went through"
+    if one_url.startswith("postgres"):
+        assert execute(one_url, "select * from ledger") == [], "the parent's transaction went through"
 
 
-def test_thread_may_fork(store_url):
-    with Nodes(store_url, ttl=30) as nodes:
+def test_thread_may_fork(one_url):
+    with Nodes(one_url, ttl=30) as nodes:
         election = nodes("parent").election("r")
         election.wait(20)
         codes = []
@@ -380,6 +381,18 @@ def test_thread_may_fork(store_url):
         thread.join(30)
         assert codes == [0]
         assert election.leader().token == election.term.token == 1
+
+
+def test_child_of_an_event_loop_is_never_leader(sqlite_url):
+    async def main():
+        async with tenure.AsyncNode(sqlite_url, ttl=30) as node:
+            election = node.election("r")
+            await election.wait(20)
+            with forked(lambda: not election.is_leader and raises_closed(lambda: node.election("s"))) as child:
+                assert exit_code(child) == 0
+            assert election.is_leader
+
+    asyncio.run(main())
 
 
 def test_nodes_that_come_and_go_leave_nothing_behind(sqlite_url, monkeypatch):
@@ -516,11 +529,6 @@ class Gunicorn:
                 answers[pid] = json.loads(reply.read())
             assert len(answers) == self.workers
             return answers
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def one_url(request):
-    return request.getfixturevalue(f"{request.param}_url")
 
 
 def test_gunicorn_master_that_made_a_node_leads_and_its_workers_never_do(one_url, tmp_path):

@@ -129,7 +129,7 @@ def test_many_nodes_live_in_one_process(store_url):
 
 def test_node_that_does_not_run_says_so(store_url):
     node = tenure.Node(store_url, name="a")
-    with pytest.raises(NodeClosed, match=r"not running: use it inside `with`, or call start\(\)"):
+    with pytest.raises(NodeClosed, match=r"not running: use it inside `with` or `async with`, or call start\(\)"):
         node.election("r")
     assert node.member_id is None
     with node:

@@ -6,12 +6,14 @@ The pooler is a real PgBouncer, with fewer server connections than there are nod
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 import psycopg
 import pytest
 
 import tenure
+from tenure.errors import StoreUnavailable
 from tests.cluster import PATIENCE_S, Cluster
 
 TTL_S = 2.0
@@ -145,7 +147,7 @@ def test_a_pooler_is_detected_and_lease_mode_picked_with_one_word_of_warning(
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-@pytest.mark.parametrize("pool_mode", ["transaction", "session", "statement"])
+@pytest.mark.parametrize("pool_mode", ["transaction", "session"])
 def test_asked_for_what_needs_a_session_of_its_own_a_node_refuses(
     postgres_server, postgres_url, make_pgbouncer, pool_mode
 ):
@@ -155,21 +157,28 @@ def test_asked_for_what_needs_a_session_of_its_own_a_node_refuses(
             tenure.Node(url, **settings).start()
 
 
+def test_a_pooler_without_transactions_is_refused_in_every_mode(postgres_server, postgres_url, make_pgbouncer):
+    url = make_pgbouncer(postgres_server, pool_mode="statement").through(postgres_url)
+    for mode in ("auto", "lease", "hybrid", "lock"):
+        with pytest.raises(tenure.PoolerDetected, match=r"pool_mode = transaction .*direct_url="):
+            tenure.Node(url, mode=mode).start()
+
+
 def test_a_direct_url_brings_back_failover_at_once(pooler, postgres_url, tmp_path):
     pooled = pooler.through(postgres_url)
     with Cluster(pooled, tmp_path, ttl=LONG_TTL_S, direct_url=postgres_url) as cluster:
         cluster.make_ledger()
-        cluster.start(3)
+        cluster.start(2)
         leader, token = cluster.wait_for_leader()
         assert None not in members(cluster).values()
-        for _ in range(2):
-            killed = leader.kill()
-            leader, token = cluster.wait_for_leader(token)
-            assert (cluster.elected_at(token) - killed) / 1e9 < AT_ONCE_S
-            leader.tell("write")
-        pooler.restart()  # only the application's transactions go that way
+        cluster.start(1, direct_url=None)  # has no proof of anything, and is in nobody's way
+        pooler.restart()  # only the application's transactions go through it
         leader.tell("write")
         assert leader.events("deposed", "suspended") == []
+        killed = leader.kill()
+        leader, token = cluster.wait_for_leader(token)
+        assert (cluster.elected_at(token) - killed) / 1e9 < AT_ONCE_S
+        leader.tell("write")
     with tenure.Node(pooled, direct_url=postgres_url, ttl=LONG_TTL_S, namespace="another") as node:
         assert node.mode == "hybrid"
         with node.lead("role", timeout=PATIENCE_S) as term, term.transaction() as transaction:
@@ -227,3 +236,20 @@ def test_a_pooler_that_is_switched_to_a_promoted_replica_elects_after_the_bound_
         successor, new_token = cluster.wait_for_leader(token)
         assert (cluster.elected_at(new_token) - switched) / 1e9 > max_ttl_s
         successor.tell("write")
+
+
+def test_pooler_without_a_free_connection_is_an_error_at_the_start_and_keeps_nobody_from_closing(
+    postgres_server, postgres_url, make_pgbouncer
+):
+    pooled = make_pgbouncer(postgres_server, pool_size=1).through(postgres_url)
+    with psycopg.connect(pooled) as busy:
+        busy.execute("select 1")
+        with pytest.raises(StoreUnavailable, match="no answer within 5 s"):
+            tenure.Node(pooled, name="impatient").start()
+        node = tenure.Node(pooled, name="closed", start="wait")
+        closing = threading.Timer(0.5, node.close)
+        closing.start()
+        with pytest.raises(tenure.NodeClosed):
+            node.start()
+        closing.join()
+        assert [thread.name for thread in threading.enumerate() if "-closed" in thread.name] == []

@@ -34,7 +34,7 @@ LAYERS = (
     {"version", "errors", "timing", "clock", "events", "asks", "dialects", "mounts"},
     {"statements", "session", "settings", "candidacy", "observation"},
     {"protocol", "schema", "store", "watch"},
-    {"values", "postgres", "sqlite", "advisory"},
+    {"values", "dialing", "postgres", "connector", "sqlite", "advisory"},
     {"locking"},
     {"connections", "backends", "dispatch"},
     {"engine"},

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from tenure.advisory import CLASS_ID, AdvisorySentinel
-from tenure.postgres import PostgresConnector
+from tenure.connector import PostgresConnector
 from tenure.sqlite import FileSentinel, SqliteConnector
 from tests.desk import Desk, Nodes, connected, execute
 

@@ -34,7 +34,7 @@ def test_leader_has_time_to_stop_what_it_runs(ttl):
 def test_server_is_told_a_patience_in_whole_units_that_is_not_shorter(ttl):
     """PostgreSQL takes whole seconds for keepalives and whole milliseconds for tcp_user_timeout."""
     pytest.importorskip("psycopg")
-    from tenure.postgres import PostgresConnector
+    from tenure.connector import PostgresConnector
 
     told = PostgresConnector("postgresql://host/db", "tenure", ttl, "test")._server_keepalive()
     idle, interval, count, user_ms = (int(value) for value in told.values())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import pytest
-
 from tenure import StoreUnavailable, schema
 from tests.cluster import Cluster
 from tests.desk import QUICK, Desk, Nodes, connected, execute, renewals, until
@@ -20,11 +18,6 @@ NEXT = {
     "functions": ("create function {schema}fence2() returns void language sql as ''",),
 }
 """What the next release adds."""
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def one_url(request):
-    return request.getfixturevalue(f"{request.param}_url")
 
 
 def test_replicas_are_upgraded_one_after_the_other_and_back(one_url, tmp_path):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
-
-import anyio
 
 from tenure.async_term import AsyncTerm
 from tenure.clock import now
 from tenure.election import EVENTS_KEPT, HAND_OVER_S, BaseElection
 from tenure.engine import Engine
 from tenure.events import Event
-from tenure.loops import Loop
+from tenure.loops import Loop, run, until
 from tenure.settings import check_timeout
 from tenure.values import Candidate, LeaderInfo, TermRecord
 
@@ -30,10 +29,9 @@ class AsyncElection(BaseElection[AsyncTerm]):
     def __init__(self, engine: Engine, role: str, loop: Loop) -> None:
         """Made by the node, not by you."""
         super().__init__(engine, role, loop.call)
-        self.loop = loop
-        """The event loop of the node."""
+        self._loop = loop
 
-    async def wait(self, timeout: float | None = None) -> AsyncTerm:  # noqa: ASYNC109 - as in Election
+    async def wait(self, timeout: float | None = None) -> AsyncTerm:
         """Return the term as soon as this node leads; raise WaitTimeout after ``timeout`` seconds."""
         timeout = check_timeout(timeout)
         deadline = None if timeout is None else now() + timeout
@@ -53,19 +51,20 @@ class AsyncElection(BaseElection[AsyncTerm]):
 
     async def leader(self) -> LeaderInfo | None:
         """Return who holds the role, as the database knows it; None if nobody does."""
-        return await self.loop.run(self._leader, abandon=True)
+        return await run(self._leader, abandon=True)
 
     async def candidates(self) -> list[Candidate]:
         """Return who stands for the role, in the order in which they joined."""
-        return await self.loop.run(self._candidates, abandon=True)
+        return await run(self._candidates, abandon=True)
 
     async def history(self, limit: int = 20) -> list[TermRecord]:
         """Return the last terms of the role, newest first."""
-        return await self.loop.run(lambda: self._history(limit), abandon=True)
+        return await run(lambda: self._history(limit), abandon=True)
 
     async def resign(self, to: str | None = None) -> None:
         """Hand over now, to the candidate named ``to`` if one is given; see :meth:`Election.resign`."""
-        member_id = await self.loop.run(lambda: self._check_resign(to), abandon=True)
+        check = functools.partial(self._check_resign, to)
+        member_id = check() if to is None else await run(check, abandon=True)
         self.give_up(withdraw=False, to=member_id)
         await self.wait_told()
 
@@ -84,13 +83,24 @@ class AsyncElection(BaseElection[AsyncTerm]):
 
     # For the term and the node ---------------------------------------------------------------------------------
 
-    async def wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:  # noqa: ASYNC109
+    async def wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Wait until the condition holds; False if ``timeout`` seconds pass first."""
-        return condition() or await self.loop.until(lambda wake: self._engine.call_when(condition, wake), timeout)
+        self._engine.check_own()
+        return condition() or await until(lambda wake: self._engine.call_when(condition, wake), timeout)
 
     def call_when(self, condition: Callable[[], bool], action: Callable[[], object]) -> Callable[[], None]:
-        """Call ``action`` once on the event loop when the condition holds; return what takes that back."""
-        return self._engine.call_when(condition, lambda: self.loop.call(action))
+        """Call ``action`` once on this event loop when the condition holds; return what takes that back."""
+        loop = Loop()
+        return self._engine.call_when(condition, lambda: loop.call(action))
+
+    def finalise(self, action: Callable[[], object]) -> None:
+        """Call ``action`` from where garbage is collected; later, on the node's loop, if it cannot be now."""
+        if not self._engine.attempt(action):
+            self._loop.call(action)
+
+    def check_own(self) -> None:
+        """Raise NodeClosed in a forked child."""
+        self._engine.check_own()
 
     def read(self, reader: Callable[[Event | None], object]) -> Callable[[], None]:
         """Tell ``reader`` every event, from the engine's threads; return what ends that."""
@@ -103,16 +113,17 @@ class AsyncEvents:
 
     def __init__(self, election: AsyncElection) -> None:
         """Hear from now on. The election holds no more than a weak reference: who breaks off its loop is forgotten."""
+        self._election = election
         self._events: deque[Event | None] = deque(maxlen=EVENTS_KEPT)
-        self._loop = election.loop
-        self._more = anyio.Event()
+        self._waiting: list[Callable[[], object]] = []
         myself = weakref.ref(self)
 
         def reader(event: Event | None) -> None:
             events = myself()
             if events is not None:
                 events._events.append(event)  # noqa: SLF001
-                events._loop.call(events._more.set)  # noqa: SLF001
+                for wake in list(events._waiting):  # noqa: SLF001
+                    wake()
 
         weakref.finalize(self, election.read(reader)).atexit = False
 
@@ -122,12 +133,17 @@ class AsyncEvents:
 
     async def __anext__(self) -> Event:
         """Wait for the next event."""
+        self._election.check_own()
         while not self._events:
-            self._more = anyio.Event()
-            if not self._events:  # again: one may have come before the new bell hung
-                await self._more.wait()
+            await until(self._when_more)
         event = self._events.popleft()
         if event is None:
             self._events.append(None)  # the end stays the end
             raise StopAsyncIteration
         return event
+
+    def _when_more(self, wake: Callable[[], object]) -> Callable[[], None]:
+        self._waiting.append(wake)
+        if self._events:  # one may have come before the bell hung
+            wake()
+        return lambda: self._waiting.remove(wake)

@@ -14,7 +14,8 @@ import anyio
 
 from tenure.async_election import AsyncElection
 from tenure.async_term import AsyncTerm
-from tenure.loops import Loop
+from tenure.errors import NodeClosed
+from tenure.loops import Loop, done, run
 from tenure.node import BaseNode, Campaign
 
 if TYPE_CHECKING:
@@ -36,21 +37,24 @@ class AsyncNode(BaseNode[AsyncElection]):
     _loop: Loop
 
     async def start(self) -> Self:
-        """Connect and start the node's threads; callbacks and waits belong to the event loop that this is called on."""
+        """Connect and start the node's threads; callbacks are called on the event loop that this is called on."""
+        self._engine.launch()
         self._loop = Loop()
         try:
-            await self._loop.run(self._engine.start, abandon=True)
-        except anyio.get_cancelled_exc_class():
+            await done(self._engine.opened)
+            self._engine.opened.result()
+        except BaseException:
             await self.close()
             raise
         return self
 
     async def close(self) -> None:
         """Hand over every role, leave, and close everything; not cut short by a cancellation. May be called twice."""
-        if not self._engine.running:
-            return
-        with anyio.CancelScope(shield=True):
-            await self._loop.run(self._engine.close)
+        if self._engine.running:
+            await run(self._leave)
+
+    def _leave(self) -> None:
+        self._engine.close()
         for election in list(self._elections.values()):
             election.close()
 
@@ -79,7 +83,7 @@ class AsyncNode(BaseNode[AsyncElection]):
             term.raise_if_lost()
         finally:
             campaign.end()
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True), contextlib.suppress(NodeClosed):  # as in Node
                 await campaign.election.wait_told()
 
     def terms(self, role: str) -> AsyncIterator[AsyncTerm]:
@@ -115,4 +119,4 @@ class AsyncTerms:
 
     def __del__(self) -> None:
         """Hand over."""
-        self._campaign.end()
+        self._campaign.election.finalise(self._campaign.end)

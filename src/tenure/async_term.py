@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Awaitable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from tenure import connections
-from tenure.errors import LeadershipLost
+from tenure.errors import ConfigError, LeadershipLost, NodeClosed, NotLeader
+from tenure.loops import run
 from tenure.settings import check_timeout
 from tenure.term import BaseTerm, Transaction
 
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from tenure.async_election import AsyncElection
-    from tenure.loops import Loop
 
 
 class AsyncTerm(BaseTerm):
@@ -30,7 +31,7 @@ class AsyncTerm(BaseTerm):
     """
 
     _election: AsyncElection
-    _block: contextlib.AbstractContextManager[None]
+    _block: contextlib.AbstractContextManager[None] | None = None
 
     async def ensure(self) -> None:
         """Return if the term is valid; raise LeadershipLost if it is over.
@@ -62,17 +63,15 @@ class AsyncTerm(BaseTerm):
     @contextlib.asynccontextmanager
     async def transaction(self, *, bound: float | None = None) -> AsyncIterator[AsyncTransaction]:
         """Open a fenced transaction on a connection of its own; it commits only if this term is still the latest."""
-        loop = self._election.loop
-        fenced = self._fenced(bound)
-        transaction = AsyncTransaction(await loop.run(fenced.__enter__), loop)
+        stack = contextlib.ExitStack()  # holds what was opened, also if the task was cancelled meanwhile
         try:
-            yield transaction
+            yield AsyncTransaction(await run(lambda: stack.enter_context(self._fenced(bound))))
         except BaseException as error:
-            with anyio.CancelScope(shield=True):
-                await loop.run(lambda error=error: fenced.__exit__(type(error), error, error.__traceback__))  # type: ignore[misc]
-            raise
-        with anyio.CancelScope(shield=True):  # a commit that was sent is waited for: its outcome matters
-            await loop.run(lambda: fenced.__exit__(None, None, None))
+            roll_back = functools.partial(stack.__exit__, type(error), error, error.__traceback__)
+            if not await run(roll_back):
+                raise
+        else:
+            await run(stack.close)  # a commit that was sent is waited for: its outcome matters
 
     async def resign(self, to: str | None = None) -> None:
         """Hand over now; see :meth:`Election.resign`."""
@@ -96,6 +95,10 @@ class AsyncTerm(BaseTerm):
 
     async def __aenter__(self) -> Self:
         """Begin the block of this term."""
+        if self._block is not None:
+            raise ConfigError(
+                f"role {self.role!r}: the term with token {self.token} has a block already: use one at a time"
+            )
         self._block = self.cancelling()
         self._block.__enter__()
         return self
@@ -104,11 +107,13 @@ class AsyncTerm(BaseTerm):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         """Resign if the term still stands; swallow its own end."""
+        assert self._block is not None
+        block, self._block = self._block, None
         swallowed = False
         try:
-            swallowed = bool(self._block.__exit__(kind, error, trace))
+            swallowed = bool(block.__exit__(kind, error, trace))
         finally:
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True), contextlib.suppress(NodeClosed, NotLeader):  # as in Term
                 await self.resign()
         return swallowed or isinstance(error, LeadershipLost)
 
@@ -116,21 +121,16 @@ class AsyncTerm(BaseTerm):
 class AsyncTransaction:
     """A fenced transaction: run statements on it, nothing else. It commits when its block is left."""
 
-    def __init__(self, transaction: Transaction, loop: Loop) -> None:
+    def __init__(self, transaction: Transaction) -> None:
         """Wrap a blocking one: the same on every database and on every event loop."""
         self._transaction = transaction
-        self._loop = loop
 
     async def execute(self, sql: str, parameters: Any = ()) -> Any:
         """Run a statement; parameters are in the driver's style (psycopg ``%s``, sqlite3 ``?``). Return the cursor.
 
         Its rows are there: ``fetchall()`` and the like are plain calls. A cancelled task cuts the statement short.
         """
-        try:
-            return await self._loop.run(lambda: self._transaction.execute(sql, parameters), abandon=True)
-        except anyio.get_cancelled_exc_class():
-            self._transaction.cut()
-            raise
+        return await run(lambda: self._transaction.execute(sql, parameters), cut=self._transaction.cut)
 
 
 class _Done:

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 from tenure import schema, timing
 from tenure.advisory import AdvisorySentinel, AdvisoryWatcher
 from tenure.asks import End, Opened, Verdict
+from tenure.connector import PostgresConnector
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.locking import LockBook, LockStore, LockWatch
-from tenure.postgres import PostgresConnector, PostgresSession
+from tenure.postgres import PostgresSession
 from tenure.session import Failed, Sentinel, Session
 from tenure.settings import NodeSettings, check_encoding
 from tenure.sqlite import FileSentinel, SqliteConnector
@@ -47,8 +48,6 @@ class Backend(Protocol):
     """How leaders are elected: ``hybrid``, ``lease`` or ``lock``; None before the first connection has shown it."""
     book: LockBook | None
     """The locks of roles in mode ``lock``; None in every other mode."""
-    stop: threading.Event
-    """Set when the node is closed: whoever waits lets go."""
 
     def open_control(self) -> tuple[Store, LaneSession, Opened]:
         """Connect the control lane; create the tables if need be."""
@@ -58,11 +57,17 @@ class Backend(Protocol):
         """Connect the watch lane."""
         ...
 
+    def interrupt(self) -> None:
+        """Let go of every wait, and of connections that are being opened: the node is closed."""
+        ...
+
     def transaction(self) -> contextlib.AbstractContextManager[Any]:
         """Open a transaction on a connection of its own, for the application; yield the driver's connection."""
         ...
 
 
+OPEN_TIMEOUT_S = 30.0
+"""How long the tables may take to be found or made: longer than the wait for another node that makes them."""
 NOT_FENCEABLE = (
     "mode='lock' has no fencing token, so nothing can be fenced: a paused leader's late write is not refused. Use "
     "mode='hybrid', which needs tables"
@@ -87,7 +92,7 @@ class PostgresBackend:
     def open_control(self) -> tuple[Store, LaneSession, Opened]:
         """Connect, create the tables, and listen."""
         session = self._connector.open("control", self._settings.renew_every)
-        with _closing_on_error(session):
+        with _closing_on_error(session), self._connector.limited(session.connection, OPEN_TIMEOUT_S):
             refuse_pooler(self._settings, session)
             if session.pooled:
                 self._picked("lease", "the URL leads through a connection pooler")
@@ -108,6 +113,11 @@ class PostgresBackend:
             session.listen(self._settings.namespace, "vacant")
             store.perform(_REHEARSAL)
         return store, session, replace(opened, sentinels=holds)
+
+    def interrupt(self) -> None:
+        """Let go of every wait, and of connections that are being opened."""
+        self.stop.set()
+        self._connector.abort()
 
     def _picked(self, mode: str, why: str) -> None:
         """Say once which mode was picked and why, and what it costs if it is not the best one."""
@@ -158,12 +168,11 @@ class LockBackend:
         self._settings = settings
         self._connector = _connector(settings, settings.direct_url or settings.url)
         self.book: LockBook | None = LockBook(settings.namespace)
-        self.stop = threading.Event()
 
     def open_control(self) -> tuple[Store, LaneSession, Opened]:
         """Connect; create nothing."""
         session = self._connector.open("control", self._settings.renew_every)
-        with _closing_on_error(session):
+        with _closing_on_error(session), self._connector.limited(session.connection, OPEN_TIMEOUT_S):
             refuse_pooler(self._settings, session)
             if not AdvisorySentinel(session).holds():
                 raise StoreUnavailable("mode='lock' needs advisory locks, and they lock nothing here: use mode='lease'")
@@ -178,6 +187,10 @@ class LockBackend:
             refuse_pooler(self._settings, session)
         assert self.book is not None
         return LockWatch(session, self._settings.namespace, self.book), session
+
+    def interrupt(self) -> None:
+        """Let go of connections that are being opened."""
+        self._connector.abort()
 
     def transaction(self) -> contextlib.AbstractContextManager[Any]:
         """Refuse: there is no token to fence with."""
@@ -215,6 +228,10 @@ class SqliteBackend:
         self._connector.hurry(session)
         sentinel = FileSentinel(self._connector.sentinels, session, self.stop)
         return Watch(session, sentinel, Bystander(), self._settings.namespace, _always_open), session
+
+    def interrupt(self) -> None:
+        """Let go of every wait."""
+        self.stop.set()
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:

@@ -25,8 +25,8 @@ from typing import Any, Protocol, TypeVar
 from tenure import schema as tables
 from tenure import statements
 from tenure.dialects import SQLITE, postgresql
+from tenure.dialing import load, shut_down
 from tenure.errors import ConfigError, Fenced, TenureError
-from tenure.postgres import load, shut_down
 from tenure.settings import check_bound, check_name, check_schema
 
 
@@ -297,7 +297,7 @@ def _fence_sqlalchemy_postgres(connection: Any, claim: Claim, bound_s: float) ->
     text = sys.modules["sqlalchemy"].text
     question, parameters = _question(claim, bound_s, ":{name}")
     with _judged(claim):
-        connection.execute(text(question), parameters)
+        connection.scalar(text(question), parameters)  # fetched, in case that the caller streams results
     # Autocommit can be set in many places. In all of them it shows in this: the fence gave its transaction an id, and
     # the transaction at hand has none.
     if not connection.scalar(text("select pg_catalog.pg_current_xact_id_if_assigned() is not null")):

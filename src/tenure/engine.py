@@ -87,7 +87,8 @@ class Engine:
         self._generation = self.protocol.generation
         self._threads: list[threading.Thread] = []
         self._state = "new"
-        self._first_open: Future[None] = Future()
+        self.opened: Future[None] = Future()
+        """The first connection: that it stands, or why there is none."""
         self._outage = False
         """The database cannot be reached, and that has been said."""
         self._stop = threading.Event()
@@ -106,6 +107,15 @@ class Engine:
 
     def start(self) -> None:
         """Connect and start the threads; raise what keeps it from connecting, or wait for the database."""
+        self.launch()
+        try:
+            self.opened.result()
+        except BaseException:
+            self.close()
+            raise
+
+    def launch(self) -> None:
+        """Start the threads, and wait for nothing."""
         self.check_own()
         with self.lock:
             if self._state != "new":
@@ -121,11 +131,6 @@ class Engine:
                 thread = threading.Thread(target=loop, name=name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
-        try:
-            self._first_open.result()
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Leave: end the terms, tell the others, close everything. Takes a wait slice at most where all is well."""
@@ -135,7 +140,7 @@ class Engine:
             self._state = "closed"
             self.protocol.leave(clock.now())
             self._publish()
-            self.backend.stop.set()
+            self.backend.interrupt()
             self._stop.set()
             self.changed.notify_all()
         self.wake()
@@ -158,6 +163,19 @@ class Engine:
             self._publish()
         self.wake()
         return result
+
+    def attempt(self, action: Callable[[], object]) -> bool:
+        """Call ``action`` under the lock, unless that may take long, or this very thread is at work under it.
+
+        For finalisers: garbage is collected in any thread, in the midst of anything.
+        """
+        if self.lock._is_owned() or not self.lock.acquire(timeout=0.1):  # type: ignore[attr-defined]  # noqa: SLF001
+            return False
+        try:
+            action()
+        finally:
+            self.lock.release()
+        return True
 
     def call_when(self, condition: Callable[[], bool], wake: Callable[[], object]) -> Callable[[], None]:
         """Call ``wake`` once, from some thread, as soon as the condition holds; return what takes that back.
@@ -191,7 +209,7 @@ class Engine:
         """Raise NodeClosed unless the node runs, here in this process."""
         self.check_own()
         if self._state != "running":
-            hint = "use it inside `with`, or call start()" if self._state == "new" else "make a new one"
+            hint = "use it inside `with` or `async with`, or call start()" if self._state == "new" else "make a new one"
             raise NodeClosed(f"node {self.settings.name!r} is not running: {hint}")
 
     def check_role(self, role: str) -> None:
@@ -283,8 +301,8 @@ class Engine:
         finally:
             self._drop_control()
             self._refuse_queries()
-            if not self._first_open.done():  # closed while it waited for the database
-                self._first_open.set_exception(NodeClosed(f"node {self.settings.name!r} was closed"))
+            if not self.opened.done():  # closed while it waited for the database
+                self.opened.set_exception(NodeClosed(f"node {self.settings.name!r} was closed"))
 
     def _run_control(self, ask: asks.ControlAsk) -> None:
         try:
@@ -322,8 +340,8 @@ class Engine:
             self._encoding = session.encoding
             self._withdraw_misfits()
             self._introduce()
-        if not self._first_open.done():
-            self._first_open.set_result(None)
+        if not self.opened.done():
+            self.opened.set_result(None)
         return opened
 
     def _withdraw_misfits(self) -> None:
@@ -337,9 +355,9 @@ class Engine:
 
     def _could_not_open(self, error: Exception) -> None:
         """Raise a first failure where the application asked; later ones are retried."""
-        if not self._first_open.done() and (self.settings.start == "raise" or isinstance(error, ConfigError)):
+        if not self.opened.done() and (self.settings.start == "raise" or isinstance(error, ConfigError)):
             public = error if isinstance(error, TenureError) else StoreUnavailable(str(error))
-            self._first_open.set_exception(public)
+            self.opened.set_exception(public)
             self._stop.wait()
         elif not self._outage:
             self._outage = True

@@ -108,9 +108,7 @@ class LockStore(Store):
         return asks.Standing(
             alive=True,
             held=tuple(Held(role, token) for role, token in mine.items()),
-            vacant=tuple(
-                Vacancy(role, 0) for role in sorted(self._book.standing) if self._book[role] not in held
-            ),
+            vacant=tuple(Vacancy(role, 0) for role in sorted(self._book.standing) if self._book[role] not in held),
             alone_in=tuple(role for role in ask.alone_in if clock.now() >= self._book.left_free_until[role]),
         )
 

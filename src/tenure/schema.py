@@ -32,7 +32,7 @@ ANOTHER_SERVER = "TN003"
 
 PATIENCE_S = 20.0
 """How long a node that starts waits for others that migrate, and tries to get at tables that are in use."""
-PAUSE_S = 0.5
+PAUSE_S = 0.25
 WAIT_S = 0.1
 """How long a try leaves the tables alone, and how long it then waits for them: the shortest TTL is 1 s."""
 _IN_USE = ("55P03", "40P01")  # lock_not_available, deadlock_detected

@@ -11,7 +11,7 @@ from tenure import connections
 from tenure.backends import NOT_FENCEABLE
 from tenure.clock import now
 from tenure.engine import Lease
-from tenure.errors import ConfigError, LeadershipLost, NodeClosed
+from tenure.errors import ConfigError, LeadershipLost, NodeClosed, NotLeader
 from tenure.settings import check_bound, check_timeout
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Term(BaseTerm):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         """Resign if the term still stands; swallow its own LeadershipLost."""
-        with contextlib.suppress(NodeClosed):  # a forked child leaves the parent's term alone
+        with contextlib.suppress(NodeClosed, NotLeader):  # a forked child leaves the parent's term alone; lost just now
             self.resign()
         return isinstance(error, LeadershipLost)
 

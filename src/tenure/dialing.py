@@ -1,0 +1,140 @@
+"""How a connection to PostgreSQL is opened by psycopg, and what becomes of it in a forked child.
+
+The URL goes to libpq as it is, so its parameters (sslmode, service, …) work as everywhere. No message quotes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from tenure.errors import ConfigError
+
+if TYPE_CHECKING:
+    import psycopg
+
+log = logging.getLogger("tenure.postgres")
+
+SECRETS = ("password", "sslpassword", "oauth_client_secret")
+
+
+def load() -> Any:
+    """Import psycopg, or say which extra brings it."""
+    try:
+        import psycopg  # noqa: PLC0415
+    except ImportError:
+        msg = "PostgreSQL needs psycopg 3: pip install 'tenure[postgres]'"
+        raise ConfigError(msg) from None
+    return psycopg
+
+
+def shut_down(connection: psycopg.Connection[Any]) -> None:
+    """Make whatever hangs on a connection fail at once, from any thread."""
+    with contextlib.suppress(Exception):
+        duplicate = socket.socket(fileno=socket.dup(connection.fileno()))
+        with duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
+
+
+def parse_url(url: str) -> dict[str, Any]:
+    """Return libpq's view of the URL. No message quotes it, nor what may be a piece of a password."""
+    psycopg = load()
+    parameters: dict[str, Any] | None = None
+    if not _STRAY_AT.match(url.partition("://")[2]):
+        with contextlib.suppress(psycopg.Error, UnicodeError):  # which quote the URL, password and all
+            parameters = psycopg.conninfo.conninfo_to_dict(url)
+    if parameters is None:
+        raise ConfigError(
+            "the PostgreSQL URL is malformed: expected postgresql://user:password@host:port/database, with special "
+            "characters in user and password percent-encoded"
+        )
+    for port in filter(None, str(parameters.get("port", "")).split(",")):
+        if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
+            raise ConfigError(
+                "the port in the PostgreSQL URL must be a number from 1 to 65535 (and a password stands before an @, "
+                "with special characters percent-encoded)"
+            )
+    return parameters
+
+
+_STRAY_AT = re.compile(r"[^/@]*@[^/?]*@|[^?]*/[^?]*@")
+"""An @ in the host or the database: a password with an @ or a / in it, which libpq would cut there."""
+
+
+def without_secrets(parameters: dict[str, Any], message: str) -> str:
+    """Return what the driver says, with every secret that it was given blotted out."""
+    for secret in filter(None, map(parameters.get, SECRETS)):
+        message = message.replace(str(secret), "***")
+    return message
+
+
+_connections: weakref.WeakSet[psycopg.Connection[Any]] = weakref.WeakSet()
+_attempts: set[object] = set()
+_forking: set[int] = set()
+"""All connections; those on their way, which have no object yet; the threads that fork at this moment."""
+
+
+def _before_fork() -> None:
+    _forking.add(threading.get_ident())
+
+
+def _after_fork() -> None:
+    _attempts.clear()
+    _forking.discard(threading.get_ident())
+
+
+def _after_fork_in_child() -> None:
+    """Let go of every inherited connection, without a word to the server.
+
+    Closing politely would end the parent's session; keeping the socket would keep a dead parent's sentinel. The
+    descriptor is replaced, so that whatever the driver writes later goes nowhere.
+    """
+    for connection in list(_connections):
+        with contextlib.suppress(Exception), open(os.devnull, "r+b", buffering=0) as nowhere:  # noqa: PTH123
+            os.dup2(nowhere.fileno(), connection.fileno(), inheritable=False)
+    _connections.clear()
+    _attempts.clear()
+    _forking.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+
+
+def dial(parameters: dict[str, Any]) -> psycopg.Connection[Any]:
+    """Connect, again if the process forked meanwhile: the child holds the socket, and nobody there knows of it."""
+    while True:
+        attempt = object()
+        _attempts.add(attempt)
+        try:
+            connection: psycopg.Connection[Any] = load().connect(autocommit=True, **parameters)
+            _connections.add(connection)
+            if attempt in _attempts and not _forking:
+                return connection
+        finally:
+            _attempts.discard(attempt)
+        connection.close()
+
+
+_told: set[str] = set()
+_telling = threading.Lock()
+
+
+def warn_of_eavesdroppers(connection: psycopg.Connection[Any]) -> None:
+    """Say once for each server if what is sent there, fenced writes included, can be read and changed on its way."""
+    import ipaddress  # noqa: PLC0415 - nobody needs it who does not come here
+
+    info = connection.info
+    local = not info.hostaddr or ipaddress.ip_address(info.hostaddr).is_loopback
+    server = f"{info.host}:{info.port}"
+    with _telling:
+        if local or connection.pgconn.ssl_in_use or server in _told:
+            return
+        _told.add(server)
+    log.warning("the connection to %s is not encrypted: add sslmode=require to the URL, or better verify-full", server)
