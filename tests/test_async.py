@@ -11,19 +11,29 @@ import contextlib
 import functools
 import gc
 import inspect
+import os
+import signal
+import sqlite3
+import subprocess
 import sys
+import textwrap
 import threading
 import time
+import warnings
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
+import asyncpg
+import psycopg
 import pytest
 import trio
+from sqlalchemy.ext.asyncio import create_async_engine
 
 import tenure
-from tenure import ConfigError, Deposed, Elected, Fenced, LeadershipLost, WaitTimeout
+from tenure import ConfigError, Deposed, Elected, Fenced, LeadershipLost, NodeClosed, StoreUnavailable, WaitTimeout
+from tenure.loops import run
 from tests.desk import QUICK, Desk, execute, until
+from tests.servers import free_port
 
 LOOPS = ["asyncio", "trio"]
 PATIENCE_S = 30
@@ -42,7 +52,10 @@ def looped(test=None, *, on=LOOPS):
 
         anyio.run(guarded, backend=loop)
 
-    parameters = [*inspect.signature(test).parameters.values(), *list(inspect.signature(run_test).parameters.values())[:1]]
+    parameters = [
+        *inspect.signature(test).parameters.values(),
+        *list(inspect.signature(run_test).parameters.values())[:1],
+    ]
     run_test.__signature__ = inspect.Signature(parameters)
     run_test.__name__ = test.__name__
     run_test.__doc__ = test.__doc__
@@ -74,22 +87,34 @@ def node(url, name="a", **settings):
     return tenure.AsyncNode(url, name=name, **(QUICK | settings))
 
 
-async def eventually(condition, what=""):
+@contextlib.asynccontextmanager
+async def raises(error, match=None):
+    """As pytest.raises, to stand in one line with the block that raises."""
+    with pytest.raises(error, match=match):
+        yield
+
+
+async def eventually(condition):
     """Look again and again until the condition holds, shielded from whatever was cancelled."""
     with anyio.CancelScope(shield=True), anyio.fail_after(20):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - for what sends no signal
             await anyio.sleep(0.005)
 
 
+async def stand(candidate, role="r"):
+    """Stand for a role, and wait until the database knows."""
+    election = candidate.election(role)
+    while candidate.name not in [one.name for one in await election.candidates()]:  # noqa: ASYNC110 - as above
+        await anyio.sleep(0.005)
+    return election
+
+
 @contextlib.asynccontextmanager
-async def standby(url, role="r"):
-    """Another node's candidacy, which the database knows."""
-    async with node(url, "standby") as other:
-        election = other.election(role)
-        with anyio.fail_after(20):
-            while "standby" not in [candidate.name for candidate in await election.candidates()]:
-                await anyio.sleep(0.005)
-        yield election
+async def pair(url):
+    """A node that leads role r, and the candidacy of another that stands by."""
+    async with node(url) as leader, node(url, "standby") as other:
+        await leader.election("r").wait(20)
+        yield leader, await stand(other)
 
 
 def depose(url, term):
@@ -117,15 +142,14 @@ def one_url(request):
 async def test_loss_cancels_the_block_and_is_raised_outside(one_url):
     async with node(one_url) as leader:
         tidied = False
-        with pytest.raises(LeadershipLost, match=REASONS[one_url.partition(":")[0]]):
-            async with leader.lead("r") as term:
-                await anyio.to_thread.run_sync(depose, one_url, term)
-                try:
-                    await anyio.sleep_forever()
-                finally:
-                    with anyio.CancelScope(shield=True):
-                        await anyio.lowlevel.checkpoint()
-                    tidied = True
+        async with raises(LeadershipLost, match=REASONS[one_url.partition(":")[0]]), leader.lead("r") as term:
+            await anyio.to_thread.run_sync(depose, one_url, term)
+            try:
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.lowlevel.checkpoint()
+                tidied = True
         assert tidied
         assert not term.valid
         await anyio.lowlevel.checkpoint()  # nothing of the cancellation is left
@@ -136,32 +160,30 @@ async def test_loss_cancels_the_block_and_is_raised_outside(one_url):
 
 @looped
 async def test_block_that_swallows_its_cancellation_has_lost_all_the_same(one_url):
-    async with node(one_url) as leader, standby(one_url) as other:
-        with pytest.raises(LeadershipLost):
-            async with leader.lead("r") as term:
-                await anyio.to_thread.run_sync(depose, one_url, term)
-                with contextlib.suppress(BaseException):
-                    await anyio.sleep_forever()
-                with anyio.CancelScope(shield=True):  # or every await would be cancelled anew
-                    assert (await other.wait(20)).token == 2
-                    assert not term.valid
-                    assert not leader.election("r").is_leader
-                    with pytest.raises(Fenced):
-                        async with term.transaction():
-                            pytest.fail("fenced")
+    async with pair(one_url) as (leader, other):
+        async with raises(LeadershipLost), leader.lead("r") as term:
+            await anyio.to_thread.run_sync(depose, one_url, term)
+            with contextlib.suppress(BaseException):
+                await anyio.sleep_forever()
+            with anyio.CancelScope(shield=True):  # or every await would be cancelled anew
+                assert (await other.wait(20)).token == 2
+                assert not term.valid
+                assert not leader.election("r").is_leader
+                with pytest.raises(Fenced):
+                    async with term.transaction():
+                        pytest.fail("fenced")
         assert other.is_leader
 
 
 @looped
 async def test_exception_of_the_block_is_the_one_that_is_raised(sqlite_url):
     async with node(sqlite_url) as leader:
-        with pytest.raises(ZeroDivisionError):
-            async with leader.lead("r") as term:
-                await term.resign()
-                try:
-                    await anyio.sleep_forever()
-                finally:
-                    1 / 0  # noqa: B018
+        async with raises(ZeroDivisionError), leader.lead("r") as term:
+            await term.resign()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                1 / 0  # noqa: B018
         async with leader.lead("r", timeout=20) as term:
             assert term.token == 2
 
@@ -169,15 +191,14 @@ async def test_exception_of_the_block_is_the_one_that_is_raised(sqlite_url):
 @looped
 async def test_block_that_ends_by_itself_after_the_loss_hears_of_it(sqlite_url):
     async with node(sqlite_url) as leader:
-        with pytest.raises(LeadershipLost, match="resigned"):
-            async with leader.lead("r") as term:
-                leader.election("r").give_up(withdraw=False)
+        async with raises(LeadershipLost, match="resigned"), leader.lead("r") as term:
+            leader.election("r").give_up(withdraw=False)
         assert term.lost_reason == "resigned"
 
 
 @looped
 async def test_cancellation_from_outside_passes_through_and_hands_over(sqlite_url):
-    async with node(sqlite_url) as leader, standby(sqlite_url) as other:
+    async with pair(sqlite_url) as (leader, other):
         with anyio.CancelScope() as scope:
             async with leader.lead("r") as term:
                 scope.cancel()
@@ -197,7 +218,7 @@ async def test_asyncios_own_cancellations_pass_through_and_hand_over(sqlite_url,
             terms.append(term)
             await anyio.sleep_forever()
 
-    async with node(sqlite_url) as leader, standby(sqlite_url) as other:
+    async with pair(sqlite_url) as (leader, other):
         if how == "cancel":
             task = asyncio.create_task(lead())
             await eventually(lambda: terms)
@@ -256,17 +277,15 @@ async def test_asyncios_own_cancellation_is_not_lost_in_a_loss(sqlite_url, lost_
 async def test_loss_leaves_the_roles_around_it_alone_and_takes_along_those_within(sqlite_url):
     async with node(sqlite_url) as leader:
         async with leader.lead("outer") as outer:
-            with pytest.raises(LeadershipLost, match="'inner'"):
-                async with leader.lead("inner"):
-                    leader.election("inner").give_up(withdraw=False)
-                    await anyio.sleep_forever()
+            async with raises(LeadershipLost, match="'inner'"), leader.lead("inner"):
+                leader.election("inner").give_up(withdraw=False)
+                await anyio.sleep_forever()
             await anyio.lowlevel.checkpoint()
             outer_term = outer
             assert outer.valid
-        with pytest.raises(LeadershipLost, match="'outer'"):
-            async with leader.lead("outer"), leader.lead("inner") as inner:
-                leader.election("outer").give_up(withdraw=False)
-                await anyio.sleep_forever()
+        async with raises(LeadershipLost, match="'outer'"), leader.lead("outer"), leader.lead("inner") as inner:
+            leader.election("outer").give_up(withdraw=False)
+            await anyio.sleep_forever()
         assert inner.lost_reason == "resigned", "handed over"
         assert outer_term.lost_reason == "resigned"
 
@@ -286,15 +305,18 @@ async def test_loss_ends_the_tasks_that_the_block_has_started(sqlite_url, group)
 
     async with node(sqlite_url) as leader:
         own = asyncio.TaskGroup if asyncio_runs() else trio.open_nursery
-        with pytest.raises(LeadershipLost):
-            async with leader.lead("r"), (anyio.create_task_group if group == "anyio" else own)() as tasks:
-                for _ in range(2):
-                    if hasattr(tasks, "start_soon"):
-                        tasks.start_soon(work)
-                    else:
-                        tasks.create_task(work())
-                await anyio.sleep(0.01)
-                leader.election("r").give_up(withdraw=False)
+        async with (
+            raises(LeadershipLost),
+            leader.lead("r"),
+            (anyio.create_task_group if group == "anyio" else own)() as tasks,
+        ):
+            for _ in range(2):
+                if hasattr(tasks, "start_soon"):
+                    tasks.start_soon(work)
+                else:
+                    tasks.create_task(work())
+            await anyio.sleep(0.01)
+            leader.election("r").give_up(withdraw=False)
         assert ended == [True, True]
 
 
@@ -356,9 +378,8 @@ async def test_term_block_swallows_its_own_loss_and_nothing_else(sqlite_url):
         async with await anext(terms) as term:
             leader.election("r").give_up(withdraw=False)
             await term.ensure()
-        with pytest.raises(ZeroDivisionError):
-            async with await anext(terms) as term:
-                term.token / 0
+        async with raises(ZeroDivisionError), await anext(terms) as term:
+            term.token / 0
         assert term.lost_reason == "resigned"
         with anyio.CancelScope() as scope:
             async with await anext(terms) as term:
@@ -367,9 +388,8 @@ async def test_term_block_swallows_its_own_loss_and_nothing_else(sqlite_url):
                 await anyio.sleep_forever()
         assert scope.cancelled_caught
         async with await anext(terms) as term:
-            with pytest.raises(ConfigError, match="token 4 has a block already: use one at a time"):
-                async with term:
-                    pytest.fail("one too many")
+            async with raises(ConfigError, match="token 4 has a block already: use one at a time"), term:
+                pytest.fail("one too many")
             assert term.valid
 
 
@@ -377,17 +397,19 @@ async def test_term_block_swallows_its_own_loss_and_nothing_else(sqlite_url):
 @pytest.mark.parametrize("stood_before", [False, True])
 @looped
 async def test_leaving_the_loop_hands_over(sqlite_url, error, stood_before):
-    async with node(sqlite_url) as leader, standby(sqlite_url) as other:
+    async with node(sqlite_url) as leader, node(sqlite_url, "standby") as other:
         if stood_before:
             leader.election("r")
         with pytest.raises(error) if error else contextlib.nullcontext():
             async for term in leader.terms("r"):
+                await stand(other)
+                led = term
                 if error is not None:
                     raise error
                 break
-        assert term.lost_reason == "resigned", "at once"
-        assert (await other.wait(20)).token == 2
-        names = {candidate.name for candidate in await other.candidates()}
+        assert led.lost_reason == "resigned", "at once"
+        assert (await other.election("r").wait(20)).token == 2
+        names = {candidate.name for candidate in await other.election("r").candidates()}
         assert names == ({"a", "standby"} if stood_before else {"standby"})
 
 
@@ -475,22 +497,555 @@ async def test_reader_who_breaks_off_is_forgotten(sqlite_url):
 
 @looped
 async def test_wait_that_ends_without_success_leaves_no_waiter_behind(sqlite_url):
-    async with standby(sqlite_url) as other, node(sqlite_url) as second:
-        await other.wait(20)
-        election = second.election("r")
-        with pytest.raises(WaitTimeout, match=r"role 'r': not elected within 0\.05 s"):
-            await election.wait(0.05)
-        with pytest.raises(WaitTimeout):
-            await election.wait(0)
-        for wait in (election.wait, second.lead("s").__aenter__, other.term.wait_lost, anext(election.events()).__await__):
-            with anyio.move_on_after(0.05) as scope:
-                if wait is other.term.wait_lost:
-                    assert not await wait(0.01)
-                    await wait()
-                elif inspect.ismethod(wait) and wait.__name__ == "__aenter__":
-                    async with other_lead(second):
-                        await anyio.sleep_forever()
-                else:
-                    await wait()
+    async with node(sqlite_url) as first, node(sqlite_url, "standby") as second:
+        term = await first.election("r").wait(20)
+        election = await stand(second)
+
+        async def lead():
+            async with second.lead("r"):
+                pytest.fail("the role is taken")
+
+        for timeout in (0, 0.05):
+            with pytest.raises(WaitTimeout, match=f"role 'r': not elected within {timeout:g} s"):
+                await election.wait(timeout)
+        assert not await term.wait_lost(0.01)
+        for wait in (election.wait, lead, term.wait_lost, lambda: anext(second.terms("r"))):
+            with anyio.move_on_after(0.02) as scope:
+                await wait()
             assert scope.cancelled_caught
-        assert second._engine._waiters == other._engine._waiters == []
+        assert second._engine._waiters == first._engine._waiters == []
+        assert second._campaigns == set()
+
+
+@looped
+async def test_doubt_is_waited_for_and_a_lost_term_says_so(sqlite_url):
+    async with node(sqlite_url) as leader:
+        term = await leader.election("r").wait(20)
+        await term.ensure()
+        await term.resign()
+        await term.resign()
+        assert await term.wait_lost(0)
+        with pytest.raises(LeadershipLost, match=r"token 1 is over \(resigned\)"):
+            await term.ensure()
+
+
+@looped
+async def test_node_may_be_used_from_other_event_loops_than_its_own(sqlite_url):
+    """Who waits is woken where it waits; only callbacks go to the loop on which the node was started."""
+    heard = []
+
+    async def elsewhere():
+        election = leader.election("r")
+        events = election.events()
+        await election.wait(20)
+        await election.resign()
+        async with leader.lead("r", timeout=20) as term, term.transaction() as transaction:
+            await transaction.execute("select 1")
+        async for event in events:
+            if isinstance(event, Deposed):
+                break
+        assert [candidate.name for candidate in await election.candidates()] == ["a"]
+        async with raises(LeadershipLost), leader.lead("r", timeout=20):
+            election.give_up(withdraw=False)
+            await anyio.sleep_forever()
+
+    async with node(sqlite_url) as leader:
+        leader.election("r").on_event(lambda event: heard.append((threading.get_ident(), event)))
+        for loop in LOOPS:
+            await anyio.to_thread.run_sync(functools.partial(anyio.run, elsewhere, backend=loop))
+        await eventually(lambda: sum(isinstance(event, Deposed) for _, event in heard) == 6)
+        assert {thread for thread, _ in heard} == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("second", LOOPS)
+@pytest.mark.parametrize("first", LOOPS)
+def test_node_that_outlives_its_event_loop_can_be_used_and_closed_from_another(sqlite_url, first, second):
+    leader = node(sqlite_url)
+
+    async def begin():
+        await leader.start()
+        (await leader.election("r").wait(20)).on_lost(lambda _: pytest.fail("its loop has ended"))
+
+    async def finish():
+        async with leader.lead("other", timeout=20) as term:
+            assert term.token == 1
+        assert leader.election("r").is_leader
+        await leader.close()
+
+    anyio.run(begin, backend=first)
+    anyio.run(finish, backend=second)
+
+
+# --- starting and closing -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after_s", [0, 0.001, 0.05])
+@looped
+async def test_cancelled_start_leaves_nothing_running(after_s):
+    waiting = node(f"postgresql://127.0.0.1:{free_port()}/app", start="wait")
+    with anyio.move_on_after(after_s) as scope:
+        await waiting.start()
+    assert scope.cancelled_caught
+    await eventually(lambda: not tenures_threads())
+    with pytest.raises(NodeClosed, match="was started before: make a new one"):
+        await waiting.start()
+
+
+@native
+async def test_start_that_asyncio_cancels_leaves_nothing_running():
+    starting = asyncio.create_task(node(f"postgresql://127.0.0.1:{free_port()}/app", start="wait").start())
+    await asyncio.sleep(0)
+    assert tenures_threads()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await eventually(lambda: not tenures_threads())
+
+
+@looped
+async def test_start_that_fails_says_why_and_leaves_nothing_running():
+    with pytest.raises(StoreUnavailable):
+        await node(f"postgresql://127.0.0.1:{free_port()}/app").start()
+    await eventually(lambda: not tenures_threads())
+
+
+@looped
+async def test_node_that_waits_for_its_database_can_be_closed():
+    waiting = node(f"postgresql://127.0.0.1:{free_port()}/app", start="wait")
+
+    async def start():
+        with pytest.raises(NodeClosed):
+            await waiting.start()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(start)
+        await eventually(lambda: waiting._engine.running)
+        await waiting.close()
+
+
+@looped
+async def test_closing_in_a_cancelled_scope_still_leaves_cleanly(sqlite_url):
+    async with node(sqlite_url, "standby") as other:
+        with anyio.CancelScope() as scope:
+            async with node(sqlite_url) as leader:
+                await leader.election("r").wait(20)
+                await stand(other)
+                scope.cancel()
+        assert not leader._engine.running
+        assert (await other.election("r").wait(20)).token == 2
+        assert (await other.election("r").history())[1].reason == "left"
+
+
+@native
+async def test_closing_that_asyncio_cancels_is_seen_through(sqlite_url):
+    async with node(sqlite_url, "other") as other:
+        leader = await node(sqlite_url).start()
+        await leader.election("r").wait(20)
+        events = leader.election("r").events()
+        closing = asyncio.create_task(leader.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert not [name for name in tenures_threads() if name.endswith("-a")]
+        assert Deposed("r", 1, "left") in [event async for event in events]
+        assert (await other.election("r").wait(20)).token == 2
+        assert (await other.election("r").history())[1].reason == "left"
+
+
+@looped
+async def test_node_may_be_closed_twice_at_once_and_from_its_own_callback(sqlite_url):
+    leader = await node(sqlite_url).start()
+    async with anyio.create_task_group() as tasks:
+        leader.election("r").on_event(lambda _: tasks.start_soon(leader.close))
+        await eventually(lambda: not leader._engine.running)
+        for _ in range(2):
+            tasks.start_soon(leader.close)
+    await leader.close()
+
+
+@looped
+async def test_closing_ends_the_blocks_and_the_waits_of_other_tasks(sqlite_url):
+    raised = []
+
+    async def catch(work):
+        try:
+            await work()
+        except tenure.TenureError as error:
+            raised.append(type(error))
+
+    async def lead():
+        async with leader.lead("r"):
+            await anyio.sleep_forever()
+
+    async def follow():
+        async for term in leader.terms("s"):
+            async with term:
+                await anyio.sleep_forever()
+
+    async with node(sqlite_url, "standby") as other, anyio.create_task_group() as tasks:
+        await other.election("t").wait(20)
+        leader = await node(sqlite_url).start()
+        for work in (lead, follow, leader.election("t").wait):
+            tasks.start_soon(catch, work)
+        await leader.election("r").wait(20)
+        await leader.election("s").wait(20)
+        await anyio.sleep(0.01)
+        await leader.close()
+    assert sorted(raised, key=str) == [LeadershipLost, NodeClosed]
+
+
+@looped
+async def test_node_needs_none_of_the_applications_threads(sqlite_url):
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    for number in range(int(limiter.total_tokens)):
+        limiter.acquire_on_behalf_of_nowait(number)
+    try:
+        async with node(sqlite_url) as leader:
+            term = await leader.election("r").wait(20)
+            async with term.transaction() as transaction:
+                await transaction.execute("select 1")
+            await leader.election("r").resign()
+            assert len(await leader.election("r").history()) >= 1
+    finally:
+        for number in range(int(limiter.total_tokens)):
+            limiter.release_on_behalf_of(number)
+
+
+# --- transactions -------------------------------------------------------------------------------------------
+
+
+@looped
+async def test_transaction_commits_or_rolls_back_and_an_old_term_is_refused(one_url):
+    execute(one_url, "create table ledger (token bigint)")
+    insert = f"insert into ledger values ({'?' if one_url.startswith('sqlite') else '%s'})"
+    async with node(one_url) as leader:
+        async with leader.lead("r") as term:
+            async with term.transaction() as transaction:
+                await transaction.execute(insert, (term.token,))
+                assert (await transaction.execute("select count(*) from ledger")).fetchone() == (1,)
+            async with raises(ZeroDivisionError), term.transaction() as transaction:
+                await transaction.execute(insert, (term.token,))
+                1 / 0  # noqa: B018
+            async with raises(ConfigError, match="ended by a statement of its own"), term.transaction() as transaction:
+                await transaction.execute("commit")
+                await transaction.execute("select 1")
+        async with raises(Fenced), term.transaction():
+            pytest.fail("fenced")
+    assert execute(one_url, "select * from ledger") == [(1,)]
+
+
+ENDLESS = {
+    "sqlite": "with recursive n(i) as (select 1 union all select i + 1 from n) select count(*) from n",
+    "postgresql": "select pg_sleep(60)",
+}
+
+
+@pytest.mark.parametrize("after_s", [0, 0.1])
+@pytest.mark.parametrize("how", ["scope", "cancel"])
+@looped
+async def test_cancellation_cuts_a_statement_short_and_nothing_commits(one_url, how, after_s):
+    execute(one_url, "create table ledger (token bigint)")
+    endless = ENDLESS[one_url.partition(":")[0]]
+    begun = anyio.Event()
+
+    async def write(term):
+        async with term.transaction() as transaction:
+            await transaction.execute("insert into ledger values (1)")
+            begun.set()
+            await transaction.execute(endless)
+
+    if how == "cancel" and not asyncio_runs():
+        pytest.skip("trio has scopes only")
+    async with node(one_url, ttl=30) as leader, leader.lead("r") as term:
+        if how == "cancel":
+            task = asyncio.create_task(write(term))
+            await begun.wait()
+            await asyncio.sleep(after_s)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(write, term)
+                await begun.wait()
+                await anyio.sleep(after_s)
+                tasks.cancel_scope.cancel()
+        assert execute(one_url, "select * from ledger") == []
+        async with term.transaction() as transaction:  # and nothing is locked
+            await transaction.execute("insert into ledger values (2)")
+    assert execute(one_url, "select * from ledger") == [(2,)]
+
+
+@looped
+async def test_transactions_that_wait_for_each_other_do_not_run_out_of_threads(sqlite_url):
+    """Each writer on SQLite waits for the one before it: who holds the file must be able to commit."""
+    execute(sqlite_url, "create table ledger (n integer)")
+    async with node(sqlite_url, ttl=10) as leader, leader.lead("r") as term:
+
+        async def write(number):
+            async with term.transaction() as transaction:
+                await transaction.execute("insert into ledger values (?)", (number,))
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(16):
+                tasks.start_soon(write, number)
+        term.raise_if_lost()
+    assert sorted(execute(sqlite_url, "select n from ledger")) == [(number,) for number in range(16)]
+
+
+@native
+async def test_call_that_must_end_is_waited_for_whoever_cancels():
+    """A commit that was sent, a connection that is being opened: asyncio's own cancel() knows no shield."""
+    go, ended = threading.Event(), threading.Event()
+
+    def call():
+        go.wait(20)
+        ended.set()
+
+    task = asyncio.create_task(run(call))
+    for _ in range(3):
+        await asyncio.sleep(0.01)
+        task.cancel()
+    assert not task.done()
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+OPEN_TRANSACTIONS = "select count(*) from pg_stat_activity where application_name ~ '^tenure transaction'"
+
+
+@native
+async def test_transaction_that_was_opened_for_a_cancelled_task_is_closed(postgres_url):
+    async with node(postgres_url) as leader, leader.lead("r") as term:
+
+        async def write():
+            async with term.transaction():
+                await anyio.sleep_forever()
+
+        for _ in range(3):
+            task = asyncio.create_task(write())
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await eventually(lambda: execute(postgres_url, OPEN_TRANSACTIONS) == [(0,)])
+
+
+# --- fences -------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def psycopg_connection(url):
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        yield connection
+
+
+@contextlib.asynccontextmanager
+async def asyncpg_connection(url):
+    connection = await asyncpg.connect(url)
+    async with connection.transaction():
+        yield connection
+    await connection.close()
+
+
+@contextlib.asynccontextmanager
+async def sqlalchemy_connection(url):
+    engine = create_async_engine(url.replace("postgresql:", "postgresql+asyncpg:"))
+    async with engine.begin() as connection:
+        yield connection
+    await engine.dispose()
+
+
+@native
+async def test_fence_is_awaited_on_connections_of_async_drivers(postgres_url):
+    async with node(postgres_url) as leader:
+        async with leader.lead("r") as term:
+            for connect in (psycopg_connection, asyncpg_connection, sqlalchemy_connection):
+                async with connect(postgres_url) as connection:
+                    await term.fence(connection)
+            async with sqlalchemy_connection(postgres_url) as connection:
+                await connection.run_sync(term.fence)
+        for connect in (psycopg_connection, asyncpg_connection, sqlalchemy_connection):
+            async with raises(Fenced), connect(postgres_url) as connection:
+                await term.fence(connection)
+        async with raises(Fenced), sqlalchemy_connection(postgres_url) as connection:
+            await connection.run_sync(term.fence)
+
+
+@looped
+async def test_fence_of_a_connection_that_is_not_async_holds_before_it_is_awaited(sqlite_url):
+    async with node(sqlite_url) as leader, leader.lead("r") as term:
+        with contextlib.closing(sqlite3.connect(sqlite_url.partition(":///")[2])) as connection:
+            fenced = term.fence(connection)
+            assert connection.in_transaction
+            await fenced
+            connection.rollback()
+        with pytest.raises(ConfigError, match=r"cannot fence a builtins\.object"):
+            term.fence(object())
+
+
+@native
+async def test_sync_term_refuses_an_async_connection_with_a_remedy(postgres_url):
+    def lead():
+        with tenure.Node(postgres_url) as leader:
+            return leader.election("r").wait(20)
+
+    term = await anyio.to_thread.run_sync(lead)
+    async with psycopg_connection(postgres_url) as connection:
+        with pytest.raises(ConfigError, match=r"use an AsyncNode and `await term\.fence\(connection\)`"):
+            term.fence(connection)
+
+
+# --- what people do -----------------------------------------------------------------------------------------
+
+
+@looped
+async def test_node_that_does_not_run_says_so(sqlite_url):
+    leader = node(sqlite_url)
+    await leader.close()
+    for use in (lambda: leader.election("r"), lambda: leader.terms("r"), leader.lead("r").__aenter__):
+        with pytest.raises(NodeClosed, match="not running: use it inside `with` or `async with`"):
+            await use()
+    async with leader:
+        election = leader.election("r")
+        term = await election.wait(20)
+        with pytest.raises(NodeClosed, match="was started before: make a new one"):
+            await leader.start()
+        assert election.is_leader, "the second start hurt nobody"
+    for use in (election.wait, election.leader, election.withdraw, leader.lead("r").__aenter__, leader.start):
+        with pytest.raises(NodeClosed, match="make a new one"):
+            await use()
+    with pytest.raises(NodeClosed):
+        election.events()
+    with pytest.raises(LeadershipLost):
+        await term.ensure()
+
+
+@looped
+async def test_role_is_led_in_one_place_at_a_time(sqlite_url):
+    async with node(sqlite_url) as leader, leader.lead("r") as term:
+        async with raises(ConfigError, match=r"use one lead\(\) or terms\(\) at a time"), leader.lead("r"):
+            pytest.fail("one too many")
+        with pytest.raises(ConfigError):
+            leader.terms("r")
+        assert term.valid
+
+
+def test_node_may_be_made_before_its_event_loop_runs(sqlite_url):
+    for loop in LOOPS:
+        leader = node(sqlite_url)
+
+        async def main(leader=leader):
+            async with leader, leader.lead("r") as term:
+                return term.token
+
+        assert anyio.run(main, backend=loop) >= 1
+
+
+@native
+async def test_block_that_is_left_in_another_task_hands_over_and_says_what_is_wrong(sqlite_url):
+    """As some frameworks' fixtures do it."""
+    async with node(sqlite_url) as leader:
+        block = leader.lead("r")
+        term = await asyncio.create_task(block.__aenter__())
+        with pytest.raises(RuntimeError, match="different task than it was entered in"):
+            await block.__aexit__(None, None, None)
+        assert term.lost_reason == "resigned"
+        async with leader.lead("r", timeout=20) as term:
+            assert term.token == 2
+
+
+@looped
+async def test_forked_child_is_never_leader_and_is_told_why(sqlite_url):
+    async with node(sqlite_url, ttl=30) as leader, leader.lead("r") as term:
+        election = leader.election("r")
+        events, terms = election.events(), leader.terms("s")
+        async with await anext(terms) as other:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks beside threads
+                pid = os.fork()
+            if pid == 0:
+                status = 1
+                with contextlib.suppress(BaseException):
+                    status = await in_child(leader, term, other, events, terms)
+                os._exit(status)
+            ended = await anyio.to_thread.run_sync(os.waitpid, pid, 0)
+            assert os.waitstatus_to_exitcode(ended[1]) == 0
+            assert other.valid
+        assert (await election.leader()).token == term.token == 1
+        term.raise_if_lost()
+
+
+async def in_child(leader, term, other, events, terms):
+    """The number of the first use that does not say why; 0 if all do."""
+    election = term._election
+    if election.is_leader or term.valid or election.term is not None or term.remaining:
+        return 100
+    uses = (
+        *(leader.start, leader.lead("t").__aenter__, election.wait, election.leader, election.candidates),
+        *(election.history, election.resign, election.withdraw, term.ensure, term.wait_lost, term.resign),
+        *(lambda: anext(events), lambda: anext(terms), lambda: leader.terms("u"), lambda: leader.election("r")),
+        *(election.events, lambda: election.on_event(print), lambda: term.on_lost(print)),
+    )
+    for number, use in enumerate(uses, start=1):
+        try:
+            await use()
+        except NodeClosed as error:
+            if "belongs to the parent process" in str(error):
+                continue
+        return number
+    await other.__aexit__(None, None, None)
+    await leader.close()
+    return 0
+
+
+PROGRAM = """
+    import sys, anyio, tenure
+
+    async def interrupted():
+        async with tenure.AsyncNode(sys.argv[1], name="program", ttl=30) as node:
+            async with node.lead("r") as term:
+                print(term.token, flush=True)
+                await anyio.sleep_forever()
+
+    async def left_open():
+        node = await tenure.AsyncNode(sys.argv[1], name="program", ttl=30).start()
+        await node.election("r").wait(20)
+        block = node.lead("s")
+        await block.__aenter__()
+        print(1, flush=True)
+
+    anyio.run(globals()[sys.argv[2]], backend=sys.argv[3])
+"""
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("how", ["interrupted", "left_open"])
+def test_program_ends_when_it_should_and_another_leads_at_once(sqlite_url, how, loop):
+    """By Ctrl-C, and without having closed its node."""
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), sqlite_url, how, loop]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as program, Desk(sqlite_url):
+        assert program.stdout.readline() == "1\n"
+        if how == "interrupted":
+            program.send_signal(signal.SIGINT)
+        _, errors = program.communicate(timeout=20)
+
+    async def succeed():
+        async with node(sqlite_url, "successor", ttl=30) as successor:
+            began = time.monotonic()
+            assert (await successor.election("r").wait(20)).token == 2
+            assert time.monotonic() - began < 10
+            return (await successor.election("r").history())[1].reason
+
+    reason = anyio.run(succeed, backend=loop)
+    if how == "interrupted":
+        assert errors.splitlines()[-1] == "KeyboardInterrupt"
+        assert errors.count("Traceback") == 1
+        assert reason in ("left", "resigned")
+    else:
+        assert program.returncode == 0
+        assert reason == "death"

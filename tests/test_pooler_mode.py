@@ -24,7 +24,8 @@ AT_ONCE_S = 10.0
 """Far more than a look and a slow machine; far less than the long TTL."""
 
 # What belongs to a server connection and would be there for the next client of the pooler.
-SETTINGS = "select name, setting, source from pg_settings order by name"
+# Those of the language appear when somebody first uses it, and are nobody's.
+SETTINGS = "select name, setting, source from pg_settings where name not like 'plpgsql.%' order by name"
 LEFT_BEHIND = {
     "advisory locks": "select classid, objid from pg_locks where locktype = 'advisory'",
     "prepared statements": "select name, statement from pg_prepared_statements",
