@@ -75,8 +75,8 @@ class Node(Wrapper):
         return self._elections.setdefault(id(election), Election(election))
 
     @contextlib.contextmanager
-    def lead(self, role: str, timeout: float | None = None) -> Iterator[Term]:
-        with portal().wrap_async_context_manager(self._wrapped.lead(role, timeout)) as term:
+    def lead(self, role: str, timeout: float | None = None, **options: Any) -> Iterator[Term]:
+        with portal().wrap_async_context_manager(self._wrapped.lead(role, timeout, **options)) as term:
             yield term_of(term)
 
     def terms(self, role: str) -> Iterator[Term]:

@@ -22,11 +22,11 @@ import time
 import warnings
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import asyncpg
 import psycopg
 import pytest
-import trio
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import tenure
@@ -179,7 +179,7 @@ async def test_block_that_swallows_its_cancellation_has_lost_all_the_same(one_ur
 async def test_exception_of_the_block_is_the_one_that_is_raised(sqlite_url):
     async with node(sqlite_url) as leader:
         async with raises(ZeroDivisionError), leader.lead("r") as term:
-            await term.resign()
+            leader.election("r").give_up(withdraw=False)
             try:
                 await anyio.sleep_forever()
             finally:
@@ -208,9 +208,27 @@ async def test_cancellation_from_outside_passes_through_and_hands_over(sqlite_ur
         assert (await other.wait(20)).token == 2
 
 
-@pytest.mark.parametrize("how", ["cancel", "timeout", "wait_for"])
+async def cancel(work, begun):
+    task = asyncio.create_task(work())
+    await eventually(begun)
+    task.cancel()
+    await task
+
+
+async def time_out(work, begun):
+    if sys.version_info < (3, 11):
+        pytest.skip("asyncio.timeout() is new in Python 3.11")
+    async with asyncio.timeout(0.5):
+        await work()
+
+
+async def wait_for(work, begun):
+    await asyncio.wait_for(work(), 0.5)
+
+
+@pytest.mark.parametrize("interrupt", [cancel, time_out, wait_for])
 @native
-async def test_asyncios_own_cancellations_pass_through_and_hand_over(sqlite_url, how):
+async def test_asyncios_own_cancellations_pass_through_and_hand_over(sqlite_url, interrupt):
     terms = []
 
     async def lead():
@@ -219,22 +237,8 @@ async def test_asyncios_own_cancellations_pass_through_and_hand_over(sqlite_url,
             await anyio.sleep_forever()
 
     async with pair(sqlite_url) as (leader, other):
-        if how == "cancel":
-            task = asyncio.create_task(lead())
-            await eventually(lambda: terms)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert task.cancelled()
-        else:
-            if how == "timeout" and sys.version_info < (3, 11):
-                pytest.skip("asyncio.timeout() is new in Python 3.11")
-            with pytest.raises(TimeoutError if how == "timeout" else asyncio.TimeoutError):
-                if how == "timeout":
-                    async with asyncio.timeout(0.5):
-                        await lead()
-                else:
-                    await asyncio.wait_for(lead(), 0.5)
+        with pytest.raises(asyncio.CancelledError if interrupt is cancel else asyncio.TimeoutError):
+            await interrupt(lead, lambda: terms)
         assert terms[0].lost_reason == "resigned"
         assert (await other.wait(20)).token == 2
 
@@ -290,40 +294,37 @@ async def test_loss_leaves_the_roles_around_it_alone_and_takes_along_those_withi
         assert outer_term.lost_reason == "resigned"
 
 
-@pytest.mark.parametrize("group", ["anyio", "own"])
+async def work(ended):
+    try:
+        await anyio.sleep_forever()
+    finally:
+        ended.append(True)
+
+
 @looped
-async def test_loss_ends_the_tasks_that_the_block_has_started(sqlite_url, group):
-    if group == "own" and sys.version_info < (3, 11):
-        pytest.skip("asyncio.TaskGroup is new in Python 3.11")
+async def test_loss_ends_the_tasks_that_the_block_has_started(sqlite_url):
     ended = []
-
-    async def work():
-        try:
-            await anyio.sleep_forever()
-        finally:
-            ended.append(True)
-
     async with node(sqlite_url) as leader:
-        own = asyncio.TaskGroup if asyncio_runs() else trio.open_nursery
-        async with (
-            raises(LeadershipLost),
-            leader.lead("r"),
-            (anyio.create_task_group if group == "anyio" else own)() as tasks,
-        ):
-            for _ in range(2):
-                if hasattr(tasks, "start_soon"):
-                    tasks.start_soon(work)
-                else:
-                    tasks.create_task(work())
-            await anyio.sleep(0.01)
+        async with raises(LeadershipLost), leader.lead("r"), anyio.create_task_group() as tasks:
+            tasks.start_soon(work, ended)
+            tasks.start_soon(work, ended)
+            await anyio.wait_all_tasks_blocked()
             leader.election("r").give_up(withdraw=False)
         assert ended == [True, True]
 
 
-def asyncio_runs():
-    with contextlib.suppress(RuntimeError):
-        return bool(asyncio.get_running_loop())
-    return False
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.TaskGroup is new in Python 3.11")
+@native
+async def test_loss_ends_the_tasks_of_a_group_of_asyncios_own(sqlite_url):
+    ended = []
+    async with node(sqlite_url) as leader:
+        async with raises(LeadershipLost), leader.lead("r"), asyncio.TaskGroup() as tasks:
+            tasks.create_task(work(ended))
+            tasks.create_task(work(ended))
+            await anyio.wait_all_tasks_blocked()
+            leader.election("r").give_up(withdraw=False)
+        assert ended == [True, True]
+        assert not asyncio.current_task().cancelling()
 
 
 def block(loop, url, led):
@@ -386,7 +387,8 @@ async def test_term_block_swallows_its_own_loss_and_nothing_else(sqlite_url):
                 leader.election("r").give_up(withdraw=False)
                 scope.cancel()
                 await anyio.sleep_forever()
-        assert scope.cancelled_caught
+            await anyio.lowlevel.checkpoint()
+            pytest.fail("cancelled from outside, too")
         async with await anext(terms) as term:
             async with raises(ConfigError, match="token 4 has a block already: use one at a time"), term:
                 pytest.fail("one too many")
@@ -453,29 +455,48 @@ async def test_callbacks_are_called_on_the_event_loop_and_one_that_fails_hurts_n
 
 
 @looped
+async def test_callback_must_be_a_plain_function(sqlite_url):
+    class Callback:
+        async def __call__(self, _):
+            pytest.fail("nobody awaits it")
+
+    async with node(sqlite_url) as leader:
+        election = leader.election("r")
+        term = await election.wait(20)
+        for callback in (Callback(), Callback().__call__, functools.partial(Callback().__call__)):
+            for hear in (election.on_event, term.on_lost):
+                with pytest.raises(
+                    ConfigError, match=r"must be a plain function.*: read election\.events\(\) in a task"
+                ):
+                    hear(callback)
+        with pytest.raises(ConfigError, match="callback=None must be a function"):
+            election.on_event(None)
+
+
+@looped
 async def test_events_come_in_order_to_every_reader_and_end_with_the_node(sqlite_url):
     read = []
 
     async def reader(events):
-        async for event in events:
-            if isinstance(event, (Elected, Deposed)):
-                read.append(event)
+        read.append([event async for event in events if isinstance(event, (Elected, Deposed))])
 
     async with anyio.create_task_group() as readers, node(sqlite_url) as leader:
         election = leader.election("r")
-        events = election.events()
-        for iterator in (events, events, election.events()):  # two share one
-            readers.start_soon(reader, iterator)
+        shared = election.events()
+        for events in (election.events(), shared, shared):
+            readers.start_soon(reader, events)
         for _ in range(3):
             await election.wait(20)
             await election.resign()
         await election.wait(20)
     told = [event for token in (1, 2, 3) for event in (Elected("r", token), Deposed("r", token, "resigned"))]
     told += [Elected("r", 4), Deposed("r", 4, "left")]
-    assert len(read) == 16
-    assert list(dict.fromkeys(read)) == told
+    own = max(read, key=len)
+    read.remove(own)
+    assert own == told
+    assert sorted(map(told.index, [*read[0], *read[1]])) == list(range(8)), "each event to one of the two"
     with pytest.raises(StopAsyncIteration):
-        await anext(events)
+        await anext(shared)
 
 
 @looped
@@ -486,9 +507,11 @@ async def test_reader_who_breaks_off_is_forgotten(sqlite_url):
             async for _ in election.events():
                 break
             await election.resign()
+        assert election._readers == []
         with anyio.move_on_after(0.05):
             async for _ in election.events():
                 pass
+        await anyio.lowlevel.checkpoint()  # until then the event loop keeps the cancellation's traceback
         assert election._readers == []
 
 
@@ -657,7 +680,7 @@ async def test_closing_that_asyncio_cancels_is_seen_through(sqlite_url):
 async def test_node_may_be_closed_twice_at_once_and_from_its_own_callback(sqlite_url):
     leader = await node(sqlite_url).start()
     async with anyio.create_task_group() as tasks:
-        leader.election("r").on_event(lambda _: tasks.start_soon(leader.close))
+        leader.election("r").on_event(lambda _: tasks.start_soon(leader.close))  # in its own task group, even
         await eventually(lambda: not leader._engine.running)
         for _ in range(2):
             tasks.start_soon(leader.close)
@@ -736,45 +759,70 @@ async def test_transaction_commits_or_rolls_back_and_an_old_term_is_refused(one_
 
 
 ENDLESS = {
-    "sqlite": "with recursive n(i) as (select 1 union all select i + 1 from n) select count(*) from n",
+    "sqlite": "with recursive n(i) as (select 1 union all select i + 1 from n limit 200000000) select count(*) from n",
     "postgresql": "select pg_sleep(60)",
 }
 
 
+async def write_endlessly(url, term, begun):
+    async with term.transaction() as transaction:
+        await transaction.execute("insert into ledger values (1)")
+        begun.set()
+        await transaction.execute(ENDLESS[url.partition(":")[0]])
+
+
+async def assert_nothing_is_written_or_locked(url, term):
+    assert execute(url, "select * from ledger") == []
+    if url.startswith("postgres"):
+        execute(url, "select * from tenure.roles for update nowait")
+    async with term.transaction() as transaction:
+        await transaction.execute("insert into ledger values (2)")
+    assert execute(url, "select * from ledger") == [(2,)]
+
+
 @pytest.mark.parametrize("after_s", [0, 0.1])
-@pytest.mark.parametrize("how", ["scope", "cancel"])
 @looped
-async def test_cancellation_cuts_a_statement_short_and_nothing_commits(one_url, how, after_s):
+async def test_cancellation_cuts_a_statement_short_and_nothing_commits(one_url, after_s):
     execute(one_url, "create table ledger (token bigint)")
-    endless = ENDLESS[one_url.partition(":")[0]]
-    begun = anyio.Event()
-
-    async def write(term):
-        async with term.transaction() as transaction:
-            await transaction.execute("insert into ledger values (1)")
-            begun.set()
-            await transaction.execute(endless)
-
-    if how == "cancel" and not asyncio_runs():
-        pytest.skip("trio has scopes only")
     async with node(one_url, ttl=30) as leader, leader.lead("r") as term:
-        if how == "cancel":
-            task = asyncio.create_task(write(term))
+        begun = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(write_endlessly, one_url, term, begun)
             await begun.wait()
-            await asyncio.sleep(after_s)
+            await anyio.sleep(after_s)
+            tasks.cancel_scope.cancel()
+        await assert_nothing_is_written_or_locked(one_url, term)
+
+
+@native
+async def test_asyncios_own_cancellation_cuts_a_statement_short_and_nothing_commits(one_url):
+    execute(one_url, "create table ledger (token bigint)")
+    async with node(one_url, ttl=30) as leader, leader.lead("r") as term:
+        begun = anyio.Event()
+        task = asyncio.create_task(write_endlessly(one_url, term, begun))
+        await begun.wait()
+        for _ in range(3):
+            await asyncio.sleep(0.03)
             task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        else:
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await assert_nothing_is_written_or_locked(one_url, term)
+
+
+@native
+async def test_statement_is_cut_short_although_its_server_does_not_hear(postgres_url, postgres_server):
+    execute(postgres_url, "create table ledger (token bigint)")
+    async with node(postgres_url, ttl=30) as leader, leader.lead("r") as term:
+        begun = anyio.Event()
+        try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(write, term)
+                tasks.start_soon(write_endlessly, postgres_url, term, begun)
                 await begun.wait()
-                await anyio.sleep(after_s)
+                os.kill(postgres_server.pid, signal.SIGSTOP)  # who takes requests to cancel
                 tasks.cancel_scope.cancel()
-        assert execute(one_url, "select * from ledger") == []
-        async with term.transaction() as transaction:  # and nothing is locked
-            await transaction.execute("insert into ledger values (2)")
-    assert execute(one_url, "select * from ledger") == [(2,)]
+        finally:
+            os.kill(postgres_server.pid, signal.SIGCONT)
+        assert execute(postgres_url, "select * from ledger") == []
 
 
 @looped
@@ -846,17 +894,18 @@ async def psycopg_connection(url):
 @contextlib.asynccontextmanager
 async def asyncpg_connection(url):
     connection = await asyncpg.connect(url)
-    async with connection.transaction():
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(connection.close)
+        await stack.enter_async_context(connection.transaction())
         yield connection
-    await connection.close()
 
 
 @contextlib.asynccontextmanager
 async def sqlalchemy_connection(url):
     engine = create_async_engine(url.replace("postgresql:", "postgresql+asyncpg:"))
-    async with engine.begin() as connection:
-        yield connection
-    await engine.dispose()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(engine.dispose)
+        yield await stack.enter_async_context(engine.begin())
 
 
 @native
@@ -969,9 +1018,10 @@ async def test_forked_child_is_never_leader_and_is_told_why(sqlite_url):
                 pid = os.fork()
             if pid == 0:
                 status = 1
-                with contextlib.suppress(BaseException):
-                    status = await in_child(leader, term, other, events, terms)
-                os._exit(status)
+                try:
+                    status = await in_child(leader, term, events, terms)
+                finally:
+                    os._exit(status)
             ended = await anyio.to_thread.run_sync(os.waitpid, pid, 0)
             assert os.waitstatus_to_exitcode(ended[1]) == 0
             assert other.valid
@@ -979,7 +1029,7 @@ async def test_forked_child_is_never_leader_and_is_told_why(sqlite_url):
         term.raise_if_lost()
 
 
-async def in_child(leader, term, other, events, terms):
+async def in_child(leader, term, events, terms):
     """The number of the first use that does not say why; 0 if all do."""
     election = term._election
     if election.is_leader or term.valid or election.term is not None or term.remaining:
@@ -990,20 +1040,19 @@ async def in_child(leader, term, other, events, terms):
         *(lambda: anext(events), lambda: anext(terms), lambda: leader.terms("u"), lambda: leader.election("r")),
         *(election.events, lambda: election.on_event(print), lambda: term.on_lost(print)),
     )
-    for number, use in enumerate(uses, start=1):
+    for number, use in enumerate(uses, start=2):
         try:
             await use()
         except NodeClosed as error:
             if "belongs to the parent process" in str(error):
                 continue
         return number
-    await other.__aexit__(None, None, None)
     await leader.close()
     return 0
 
 
 PROGRAM = """
-    import sys, anyio, tenure
+    import asyncio, sys, anyio, tenure, trio
 
     async def interrupted():
         async with tenure.AsyncNode(sys.argv[1], name="program", ttl=30) as node:
@@ -1018,7 +1067,8 @@ PROGRAM = """
         await block.__aenter__()
         print(1, flush=True)
 
-    anyio.run(globals()[sys.argv[2]], backend=sys.argv[3])
+    main = globals()[sys.argv[2]]
+    asyncio.run(main()) if sys.argv[3] == "asyncio" else trio.run(main)
 """
 
 
@@ -1044,7 +1094,7 @@ def test_program_ends_when_it_should_and_another_leads_at_once(sqlite_url, how, 
     reason = anyio.run(succeed, backend=loop)
     if how == "interrupted":
         assert errors.splitlines()[-1] == "KeyboardInterrupt"
-        assert errors.count("Traceback") == 1
+        assert "Exception ignored" not in errors
         assert reason in ("left", "resigned")
     else:
         assert program.returncode == 0

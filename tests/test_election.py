@@ -327,3 +327,13 @@ def test_roles_of_one_node_are_independent(store_url):
         assert not one.valid
         assert other.valid
         assert node.election("other").term is other
+
+
+def test_nodes_that_take_short_turns_do_not_all_stand_back(store_url):
+    """Each resigns after its turn and stands back for a TTL, but not from a role that somebody else has had since."""
+    with Nodes(store_url, ttl=30) as nodes:
+        elections = [nodes(name).election("r") for name in ("a", "b")]
+        for token in range(1, 6):
+            leads = until(lambda: next((one for one in elections if one.is_leader), None), f"token {token}", 15)
+            assert leads.term.token == token
+            leads.resign()

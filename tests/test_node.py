@@ -12,7 +12,7 @@ import time
 import pytest
 
 import tenure
-from tenure import ConfigError, LeadershipLost, NodeClosed, WaitTimeout
+from tenure import ConfigError, Fenced, LeadershipLost, NodeClosed, WaitTimeout
 from tests.desk import QUICK, Desk, Nodes, execute, renewals, until
 from tests.facades import sync_only
 from tests.servers import free_port
@@ -106,6 +106,7 @@ def test_terms_end_with_the_node(store_url):
         def loop():
             for term in node.terms("r"):
                 tokens.put(term.token)
+                term.wait_lost()
             tokens.put("over")
 
         thread = threading.Thread(target=loop)
@@ -297,3 +298,36 @@ def test_fault_of_our_own_is_told_and_survived(store_url, monkeypatch, caplog, l
     assert faults
     assert "by a fault of Tenure" in caplog.text
     assert "KeyError: 'a fault'" in caplog.text
+
+
+def test_refused_write_ends_the_term_and_the_loop_campaigns_again(store_url):
+    with Nodes(store_url) as nodes:
+        node = nodes("a")
+        tokens = []
+        for term in node.terms("r"):
+            tokens.append(term.token)
+            if len(tokens) == 2:
+                break
+            with term:
+                node.election("r").resign()
+                with term.transaction():
+                    pytest.fail("the term is over")
+        assert tokens == [1, 2]
+
+
+@sync_only
+def test_refusal_of_another_term_is_not_taken_for_the_end_of_this_one(store_url):
+    with Nodes(store_url) as nodes:
+        node = nodes("a")
+        other = node.election("other").wait(20)
+        node.election("other").resign()
+        with pytest.raises(Fenced), next(node.terms("r")), other.transaction():
+            pytest.fail("the other term is over")
+
+
+def test_loop_that_goes_on_while_its_term_stands_is_told_so(store_url):
+    with Nodes(store_url) as nodes:
+        terms = nodes("a").terms("r")
+        next(terms)
+        with pytest.raises(ConfigError, match=r"the loop over terms\(\) went on while the term with token 1 stands"):
+            next(terms)

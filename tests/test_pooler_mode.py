@@ -254,3 +254,8 @@ def test_pooler_without_a_free_connection_is_an_error_at_the_start_and_keeps_nob
             node.start()
         closing.join()
         assert [thread.name for thread in threading.enumerate() if "-closed" in thread.name] == []
+
+
+def test_urls_that_lead_to_different_databases_are_refused(postgres_server, postgres_url, pooler):
+    with pytest.raises(tenure.ConfigError, match="lead to different databases"):
+        tenure.Node(pooler.through(postgres_url), direct_url=postgres_server.url("postgres")).start()

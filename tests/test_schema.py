@@ -216,10 +216,10 @@ def test_hidden_system_functions_make_every_restart_a_new_server(make_postgres_s
         assert desk.opened.confirmed.incarnation != desk.opened.server.incarnation, "not trusted yet"
 
 
-def test_settings_of_the_server_and_the_role_do_not_reach_the_node(postgres_url):
+def test_settings_of_the_server_and_the_role_do_not_reach_the_node(every_postgres_server, every_postgres_url):
     """Somebody's defaults for everybody: read-only, impatient, cut off when idle."""
-    database = postgres_url.rpartition("/")[2]
-    settings = (
+    database = every_postgres_url.rpartition("/")[2]
+    settings = [
         "default_transaction_read_only = on",
         "default_transaction_isolation = 'serializable'",
         "lock_timeout = '1ms'",
@@ -227,16 +227,24 @@ def test_settings_of_the_server_and_the_role_do_not_reach_the_node(postgres_url)
         "idle_session_timeout = '500ms'",
         "search_path = nowhere",
         "synchronous_commit = off",
-    )
+    ]
+    if every_postgres_server.installation.major >= 17:
+        settings.append("transaction_timeout = '500ms'")  # ends the connection in the midst of a wait
 
     def count(store):
         return store.session.read(Step("select renewals from {members}", {}))[0].rows
 
-    execute(postgres_url, *(f"alter database {database} set {setting}" for setting in settings))
-    with Nodes(postgres_url, **QUICK) as nodes:
+    def watchers():
+        return {row.pid for row in every_postgres_server.backends(database) if "tenure watch" in row.application_name}
+
+    execute(every_postgres_url, *(f"alter database {database} set {setting}" for setting in settings))
+    with Nodes(every_postgres_url, **QUICK) as nodes:
         leads, stands = nodes.pair("r")
+        until(lambda: len(watchers()) == 2, "both watchers")
+        watching = watchers()
         until(lambda: min(leads._engine.query(count)) >= (4,), "renewals")
         assert leads.term.valid
+        assert watchers() == watching
         question = Step("select pg_catalog.current_setting('synchronous_commit')", {})
         assert leads._engine.query(lambda store: store.session.read(question)[0].rows) == [("local",)]
         leads.resign()

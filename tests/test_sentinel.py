@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
+import signal
 import threading
 import time
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from tenure.advisory import CLASS_ID, AdvisorySentinel
 from tenure.connector import PostgresConnector
 from tenure.sqlite import FileSentinel, SqliteConnector
-from tests.desk import Desk, Nodes, connected, execute
+from tests.desk import Desk, Nodes, connected, execute, until
 
 KEY = 20_240_229
 
@@ -86,6 +88,28 @@ def test_wait_ends_after_its_slice_and_leaves_nothing_held(make_sentinel):
     holder.release(KEY)
     watcher.wait(KEY, 0.05)
     assert third.hold(KEY), "the wait itself keeps nobody from the key"
+
+
+def test_wait_that_times_out_as_the_lock_is_granted_leaves_nothing_held(every_postgres_url):
+    """The server's process sleeps through both; when it wakes, it has the lock and fails all the same."""
+    connector = PostgresConnector(every_postgres_url, "tenure", 30.0, "tests")
+    with (
+        contextlib.closing(connector.open("holds", 10.0)) as holds,
+        contextlib.closing(connector.open("waits", 10.0)) as waits,
+    ):
+        holder, slice_s = AdvisorySentinel(holds), 0.5
+        assert holder.hold(KEY)
+        thread = threading.Thread(target=AdvisorySentinel(waits).wait, args=(KEY, slice_s))
+        thread.start()
+        until(lambda: execute(every_postgres_url, f"select from pg_locks where pid = {waits.pid} and not granted"))
+        os.kill(waits.pid, signal.SIGSTOP)
+        try:
+            holder.release(KEY)
+            time.sleep(slice_s)
+        finally:
+            os.kill(waits.pid, signal.SIGCONT)
+        thread.join()
+        assert holder.hold(KEY)
 
 
 def test_waiting_keeps_nobody_from_taking_the_key_again(make_sentinel):

@@ -1,9 +1,11 @@
 """Sentinels as PostgreSQL session advisory locks, and what the watcher may do to other connections.
 
-The lock belongs to the connection, so the server frees it when the process dies. Three traps, all measured:
+The lock belongs to the connection, so the server frees it when the process dies. Four traps, all measured:
 
 - A backend that waits holds back the vacuum horizon: waits are short slices.
 - A wait that times out writes an error into the server's log, unless it is caught inside PL/pgSQL: it is.
+- A session's lock that is granted in the moment in which the wait for it times out stays, error or not, and keeps
+  everybody from the key for good: waits are for a lock of their own transaction.
 - Holding and waiting on one connection makes the ring a deadlock: holding is the control connection's, waiting the
   watch connection's.
 """
@@ -33,11 +35,11 @@ _RELEASE = "select pg_catalog.pg_advisory_unlock({class_id}, :key)"
 _LOCK_TIMEOUT = "select pg_catalog.set_config('lock_timeout', :value, false)"
 _WAIT = """
 do $wait$ begin
-    perform pg_catalog.pg_advisory_lock_shared({lock});
-    perform pg_catalog.pg_advisory_unlock_shared({lock});
+    perform pg_catalog.pg_advisory_xact_lock_shared({lock});
 exception when lock_not_available then null;
 end $wait$
 """
+"""A lock of the transaction's, not the session's: one that is granted as the wait times out goes with the error."""
 _IS_HELD = """
     l.locktype = 'advisory' and l.classid = {class_id} and l.objsubid = 2 and l.granted
     and l.mode = 'ExclusiveLock'

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tenure.async_term import AsyncTerm
 from tenure.clock import now
-from tenure.election import EVENTS_KEPT, HAND_OVER_S, BaseElection
+from tenure.election import EVENTS_KEPT, HAND_OVER_S, BaseElection, T
 from tenure.engine import Engine
 from tenure.events import Event
 from tenure.loops import Loop, run, until
@@ -46,25 +46,27 @@ class AsyncElection(BaseElection[AsyncTerm]):
 
     async def next_term(self, after: AsyncTerm | None) -> AsyncTerm | None:
         """Wait for another term than ``after``; None if the node was closed meanwhile."""
+        self._engine.check_own()
+        self._check_over(after)
         await self.wait_for(lambda: self._newer(after) is not None or not self._engine.running)
         return self._newer(after)
 
     async def leader(self) -> LeaderInfo | None:
         """Return who holds the role, as the database knows it; None if nobody does."""
-        return await run(self._leader, abandon=True)
+        return await self._ask(self._leader)
 
     async def candidates(self) -> list[Candidate]:
         """Return who stands for the role, in the order in which they joined."""
-        return await run(self._candidates, abandon=True)
+        return await self._ask(self._candidates)
 
     async def history(self, limit: int = 20) -> list[TermRecord]:
         """Return the last terms of the role, newest first."""
-        return await run(lambda: self._history(limit), abandon=True)
+        return await self._ask(lambda: self._history(limit))
 
     async def resign(self, to: str | None = None) -> None:
         """Hand over now, to the candidate named ``to`` if one is given; see :meth:`Election.resign`."""
         check = functools.partial(self._check_resign, to)
-        member_id = check() if to is None else await run(check, abandon=True)
+        member_id = check() if to is None else await self._ask(check)
         self.give_up(withdraw=False, to=member_id)
         await self.wait_told()
 
@@ -80,6 +82,10 @@ class AsyncElection(BaseElection[AsyncTerm]):
     def events(self) -> AsyncIterator[Event]:
         """Yield the events of this role from now on, until the node is closed."""
         return AsyncEvents(self)
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        self._engine.check_running()
+        return await run(question, abandon=True)
 
     # For the term and the node ---------------------------------------------------------------------------------
 

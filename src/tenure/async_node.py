@@ -6,11 +6,12 @@ The engine is the same, in threads of its own: a blocked event loop costs nothin
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 
 from tenure.async_election import AsyncElection
 from tenure.async_term import AsyncTerm
@@ -69,26 +70,33 @@ class AsyncNode(BaseNode[AsyncElection]):
         await self.close()
 
     @contextlib.asynccontextmanager
-    async def lead(self, role: str, timeout: float | None = None) -> AsyncIterator[AsyncTerm]:  # noqa: ASYNC109
+    async def lead(
+        self,
+        role: str,
+        timeout: float | None = None,  # noqa: ASYNC109
+        *,
+        lock_id: int | str | None = None,
+    ) -> AsyncIterator[AsyncTerm]:
         """Wait until this node leads, run the block, and hand over on leaving it.
 
         A loss cancels the block, and LeadershipLost is raised outside of it. A block that swallows its cancellation
         changes nothing but its own end: the term is over, and another node leads.
         """
-        campaign = self._begin_campaign(role)
+        campaign = self._begin_campaign(role, lock_id)
         try:
             term = await campaign.election.wait(timeout)
             with term.cancelling():
                 yield term
+            await anyio.lowlevel.checkpoint_if_cancelled()  # whoever cancels from outside is obeyed first
             term.raise_if_lost()
         finally:
             campaign.end()
             with anyio.CancelScope(shield=True), contextlib.suppress(NodeClosed):  # as in Node
                 await campaign.election.wait_told()
 
-    def terms(self, role: str) -> AsyncIterator[AsyncTerm]:
+    def terms(self, role: str, *, lock_id: int | str | None = None) -> AsyncIterator[AsyncTerm]:
         """Yield every term that this node gets, for as long as it runs; leaving the loop hands over."""
-        return AsyncTerms(self._begin_campaign(role))
+        return AsyncTerms(lambda: self._begin_campaign(role, lock_id))
 
     def _make_election(self, role: str) -> AsyncElection:
         return AsyncElection(self._engine, role, self._loop)
@@ -101,9 +109,12 @@ class AsyncTerms:
     time. This one hands over at once.
     """
 
-    def __init__(self, campaign: Campaign[AsyncElection]) -> None:
-        """Yield the terms of a campaign that has begun."""
-        self._campaign = campaign
+    _campaign: Campaign[AsyncElection] | None = None
+
+    def __init__(self, begin: Callable[[], Campaign[AsyncElection]]) -> None:
+        """Begin a campaign and yield its terms."""
+        self._begin = begin
+        self._campaign = begin()
         self._term: AsyncTerm | None = None
 
     def __aiter__(self) -> Self:
@@ -111,12 +122,20 @@ class AsyncTerms:
         return self
 
     async def __anext__(self) -> AsyncTerm:
-        """Wait for the next term."""
-        self._term = await self._campaign.election.next_term(after=self._term)
+        """Wait for the next term. Who is cancelled while waiting stands no more, unless it asks again."""
+        if self._campaign is None:
+            self._campaign = self._begin()
+        try:
+            self._term = await self._campaign.election.next_term(after=self._term)
+        except BaseException:  # its traceback keeps this object for as long as anybody keeps it
+            self._campaign.end()
+            self._campaign = None
+            raise
         if self._term is None:
             raise StopAsyncIteration
         return self._term
 
     def __del__(self) -> None:
         """Hand over."""
-        self._campaign.election.finalise(self._campaign.end)
+        if self._campaign is not None:
+            self._campaign.election.finalise(self._campaign.end)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Generator
+from collections.abc import AsyncIterator, Coroutine, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 
 from tenure import connections
-from tenure.errors import ConfigError, LeadershipLost, NodeClosed, NotLeader
+from tenure.errors import ConfigError, NodeClosed, NotLeader
 from tenure.loops import run
 from tenure.settings import check_timeout
 from tenure.term import BaseTerm, Transaction
@@ -26,8 +27,9 @@ class AsyncTerm(BaseTerm):
     """One holding of one role by this node. Once lost, it stays lost.
 
     As a context manager it ends with its block, and the block with it: a loss cancels the block, leaving the block
-    resigns the term if it still stands, and a LeadershipLost of this term is swallowed, so that a loop over
-    ``node.terms(role)`` campaigns again.
+    resigns the term if it still stands, and a LeadershipLost or Fenced that says that this term is over is swallowed,
+    so that a loop over ``node.terms(role)`` campaigns again. For ``terms()`` only: the block of ``lead()`` does that
+    already.
     """
 
     _election: AsyncElection
@@ -38,6 +40,8 @@ class AsyncTerm(BaseTerm):
 
         In doubt (the database restarts) it waits until the doubt is over, which takes no longer than the trust lasts.
         """
+        self._election.check_own()
+        await anyio.lowlevel.checkpoint()
         if self.valid:
             return
         self._check()
@@ -48,7 +52,7 @@ class AsyncTerm(BaseTerm):
         """Wait until the term is over; False if ``timeout`` seconds pass first."""
         return await self._election.wait_for(lambda: self._reason is not None, check_timeout(timeout))
 
-    def fence(self, connection: Any, *, bound: float | None = None) -> Awaitable[None]:
+    def fence(self, connection: Any, *, bound: float | None = None) -> Coroutine[Any, Any, None]:
         """Check inside the transaction of ``connection`` that this term is the latest, and keep it so until it ends.
 
         ``await`` it. A connection that is not async (inside SQLAlchemy's ``run_sync``, say) has been fenced when this
@@ -115,7 +119,7 @@ class AsyncTerm(BaseTerm):
         finally:
             with anyio.CancelScope(shield=True), contextlib.suppress(NodeClosed, NotLeader):  # as in Term
                 await self.resign()
-        return swallowed or isinstance(error, LeadershipLost)
+        return swallowed or self._is_own_end(error)
 
 
 class AsyncTransaction:
@@ -133,8 +137,17 @@ class AsyncTransaction:
         return await run(lambda: self._transaction.execute(sql, parameters), cut=self._transaction.cut)
 
 
-class _Done:
+class _Done(Coroutine[Any, Any, None]):
     """Something to await that is over already, and that nobody need await."""
 
-    def __await__(self) -> Generator[None, None, None]:
+    def __await__(self) -> Generator[Any, Any, None]:
         yield from ()
+
+    def send(self, _: Any) -> Any:
+        raise StopIteration
+
+    def throw(self, *error: Any) -> Any:
+        raise error[0]
+
+    def close(self) -> None:
+        pass

@@ -87,6 +87,7 @@ class PostgresBackend:
         self._settings = settings
         self._application = _connector(settings, settings.url)
         self._connector = _connector(settings, settings.direct_url) if settings.direct_url else self._application
+        self._compared = False
         self.stop = threading.Event()
 
     def open_control(self) -> tuple[Store, LaneSession, Opened]:
@@ -110,6 +111,7 @@ class PostgresBackend:
             else:
                 self._picked("hybrid", "the connection is direct and advisory locks hold")
             store, opened = _prepared(session, sentinel, self._settings, sentinel.oust)
+            self._compare_urls()
             session.listen(self._settings.namespace, "vacant")
             store.perform(_REHEARSAL)
         return store, session, replace(opened, sentinels=holds)
@@ -118,6 +120,18 @@ class PostgresBackend:
         """Let go of every wait, and of connections that are being opened."""
         self.stop.set()
         self._connector.abort()
+
+    def _compare_urls(self) -> None:
+        """Raise if ``url`` leads to another database than ``direct_url``: no transaction there could be fenced."""
+        if self._settings.direct_url is None or self._compared:
+            return
+        self._compared = True
+        try:
+            theirs = self._application.which()
+        except StoreUnavailable:  # it need not be there yet
+            return
+        if theirs != self._connector.which():
+            raise ConfigError("url and direct_url lead to different databases: give two ways to the same one")
 
     def _picked(self, mode: str, why: str) -> None:
         """Say once which mode was picked and why, and what it costs if it is not the best one."""

@@ -43,7 +43,7 @@ class Candidacy:
         """Roles that were given up here, and the database has not heard of it yet."""
         self._vacating: dict[str, tuple[int, str | None, float]] = {}
         self._dropped: dict[str, int] = {}
-        self._stand_back: dict[str, float] = {}
+        self._stand_back: dict[str, tuple[int, float]] = {}
         self._reservations: dict[str, tuple[int, float]] = {}
         self._unreserved: set[str] = set()
 
@@ -68,7 +68,7 @@ class Candidacy:
         token = self.holding.get(role)
         if token is not None:
             self.lose(role, "resigned")
-            self._stand_back[role] = now + self._ttl
+            self._stand_back[role] = (token, now + self._ttl)
             self._vacating[role] = (token, to, now)
             self.untold.add(role)
 
@@ -92,7 +92,7 @@ class Candidacy:
 
     def standing_back(self, now: float) -> tuple[str, ...]:
         """Return the roles that were resigned less than a TTL ago."""
-        return tuple(role for role, until in self._stand_back.items() if now < until)
+        return tuple(role for role, (_, until) in self._stand_back.items() if now < until)
 
     @property
     def vacate_at(self) -> float:
@@ -165,7 +165,8 @@ class Candidacy:
         """Decide which vacant roles to go for: not while standing back, not while reserved for another.
 
         A reservation is waited out on the own clock, from when it was first seen; it ends with its member. Standing
-        back ends early where nobody else stands.
+        back ends early where nobody else stands, and where somebody else has led since: whoever resigns after a short
+        turn must not find that everybody is being polite.
         """
         for vacancy in vacant:
             role = vacancy.role
@@ -178,7 +179,8 @@ class Candidacy:
                 if now < seen[1] + timing.silence(self._ttl):
                     continue
                 self._unreserved.add(role)
-            standing_back = now < self._stand_back.get(role, LONG_AGO)
+            resigned, until = self._stand_back.get(role, (0, LONG_AGO))
+            standing_back = now < until and vacancy.token <= resigned
             if standing_back and vacancy.reserved_for != me and role not in alone_in:
                 continue
             self.wanted.add(role)

@@ -80,10 +80,13 @@ def is_async(connection: Any) -> bool:
 
 
 def cut(connection: Any) -> None:
-    """Make whatever is under way on a connection of ``term.transaction()`` fail at once, from any thread."""
+    """Make what is under way on a connection of ``term.transaction()`` fail, from another thread, within a second."""
     if isinstance(connection, sqlite3.Connection):
         connection.interrupt()
-    else:
+        return
+    try:  # on the server: it would go on with the statement, and keep the role's row from a successor
+        connection.cancel_safe(timeout=1)
+    except Exception:  # noqa: BLE001 - the server cannot be reached, or does not hear
         shut_down(connection)
 
 
@@ -144,12 +147,13 @@ def _verdict(claim: Claim, sqlstate: str | None) -> TenureError | None:
         msg = (
             f"role {claim.role!r}: a term changed since this transaction began, or the database is busy: try a new one"
         )
-        return Fenced(msg, retryable=True)
+        return Fenced(msg, role=claim.role, token=claim.token, retryable=True)
     return None
 
 
 def _refused(claim: Claim) -> Fenced:
-    return Fenced(f"role {claim.role!r}: the term with token {claim.token} is over; this transaction cannot commit")
+    msg = f"role {claim.role!r}: the term with token {claim.token} is over; this transaction cannot commit"
+    return Fenced(msg, role=claim.role, token=claim.token)
 
 
 def _sqlstate(error: Exception) -> str | None:

@@ -40,6 +40,10 @@ select pg_catalog.pg_backend_pid(),
        pg_catalog.current_setting('synchronous_commit')
 """
 _SET = "select pg_catalog.set_config(%s, %s, false)"
+_WHICH = """
+select oid, datname, pg_catalog.pg_postmaster_start_time() from pg_catalog.pg_database
+where datname = pg_catalog.current_database()
+"""
 _START = "select cast(extract(epoch from pg_catalog.pg_postmaster_start_time()) as text)"
 
 
@@ -123,7 +127,7 @@ class PostgresConnector:
     def _session(self, connection: psycopg.Connection[Any], statement_timeout_s: float) -> PostgresSession:
         backend = Backend(*connection.execute(_WHO).fetchone())  # type: ignore[misc]
         self._check(connection, backend)
-        settings = self._settings(backend, statement_timeout_s)
+        settings = self._settings(backend, statement_timeout_s, connection.info.server_version)
         if connection.info.backend_pid != backend.pid:
             connection.prepare_threshold = None
             self._check_pool_mode(connection)
@@ -162,13 +166,22 @@ class PostgresConnector:
 
     def knock(self) -> str | None:
         """Open a fresh connection and return the server's start time; None if the server will not have it."""
-        psycopg = load()
         try:
-            with self.connect("knock") as connection, self.limited(connection, CONNECT_TIMEOUT_S):
-                row = connection.execute(_START).fetchone()
-                return row[0] if row else None
-        except (TenureError, psycopg.Error, OSError):
+            return str(self._ask("knock", _START)[0])
+        except StoreUnavailable:
             return None
+
+    def which(self) -> tuple[Any, ...]:
+        """Return which database of which server this leads to."""
+        return self._ask("which", _WHICH)
+
+    def _ask(self, purpose: str, question: str) -> tuple[Any, ...]:
+        """Ask on a fresh connection."""
+        with self.connect(purpose) as connection, self.limited(connection, CONNECT_TIMEOUT_S):
+            try:
+                return connection.execute(question).fetchone() or ()
+            except (load().Error, OSError) as error:
+                raise StoreUnavailable(f"cannot use {self!r}: {error}") from None
 
     def _check(self, connection: psycopg.Connection[Any], backend: Backend) -> None:
         version = connection.info.server_version
@@ -194,7 +207,7 @@ class PostgresConnector:
             "transaction there, or give a direct_url= that leads to PostgreSQL itself"
         )
 
-    def _settings(self, backend: Backend, statement_timeout_s: float) -> dict[str, str]:
+    def _settings(self, backend: Backend, statement_timeout_s: float, version: int) -> dict[str, str]:
         """Return what every transaction relies on; who set what elsewhere does not matter."""
         settings = {
             "search_path": "pg_catalog",
@@ -209,6 +222,8 @@ class PostgresConnector:
         }
         if backend.synchronous_commit == "off":
             settings["synchronous_commit"] = "local"  # a token must not come back after a crash
+        if version >= 170000:
+            settings["transaction_timeout"] = "0"  # it would end the connection, in the midst of a wait
         return settings
 
     def _set(self, connection: psycopg.Connection[Any], settings: dict[str, str]) -> None:

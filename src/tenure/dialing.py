@@ -51,8 +51,8 @@ def parse_url(url: str) -> dict[str, Any]:
             parameters = psycopg.conninfo.conninfo_to_dict(url)
     if parameters is None:
         raise ConfigError(
-            "the PostgreSQL URL is malformed: expected postgresql://user:password@host:port/database, with special "
-            "characters in user and password percent-encoded"
+            "the PostgreSQL URL is malformed, or has a parameter after the ? that libpq does not know: expected "
+            "postgresql://user:password@host:port/database, special characters in user and password percent-encoded"
         )
     for port in filter(None, str(parameters.get("port", "")).split(",")):
         if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:

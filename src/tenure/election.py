@@ -14,7 +14,7 @@ from tenure.clock import now
 from tenure.engine import Engine, Lease
 from tenure.errors import ConfigError, NotLeader, WaitTimeout
 from tenure.events import Deposed, Elected, Event
-from tenure.settings import check_limit, check_name, check_timeout
+from tenure.settings import check_callback, check_limit, check_name, check_timeout
 from tenure.store import Store
 from tenure.term import BaseTerm, Term
 from tenure.values import Candidate, LeaderInfo, TermRecord
@@ -66,6 +66,7 @@ class BaseElection(Generic[TermT]):
 
     def on_event(self, callback: Callable[[Event], object]) -> None:
         """Call ``callback(event)`` for every event of this role; where, :meth:`BaseTerm.on_lost` says."""
+        check_callback(callback)
         self._callbacks.append(callback)
         self._engine.command(lambda protocol, _: protocol.observe(self.role))
 
@@ -107,6 +108,7 @@ class BaseElection(Generic[TermT]):
 
     def on_lost(self, term: BaseTerm, callback: Callable[[Any], object]) -> None:
         """Have a term's end reported."""
+        check_callback(callback)
         with self._engine.lock:
             if term.lost_reason is None:
                 self._engine.check_own()
@@ -150,6 +152,15 @@ class BaseElection(Generic[TermT]):
     def _elected(self) -> bool:
         """Whether there is nothing to wait for."""
         return self.is_leader or not self._engine.running
+
+    def _check_over(self, term: TermT | None) -> None:
+        """Raise if a loop over ``terms()`` goes on while its term stands: it would wait for ever."""
+        self.settle()
+        if term is not None and term.lost_reason is None:
+            raise ConfigError(
+                f"role {self.role!r}: the loop over terms() went on while the term with token {term.token} stands: do "
+                "the work inside `with term:` (or `async with term:`), which hands over, or call term.resign()"
+            )
 
     def _newer(self, term: TermT | None) -> TermT | None:
         """Return the present term if it is another one."""
@@ -225,6 +236,7 @@ class Election(BaseElection[Term]):
 
     def next_term(self, after: Term | None) -> Term | None:
         """Wait for another term than ``after``; None if the node was closed meanwhile."""
+        self._check_over(after)
         self.wait_for(lambda: self._newer(after) is not None or not self._engine.running, None)
         return self._newer(after)
 

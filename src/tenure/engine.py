@@ -321,7 +321,10 @@ class Engine:
             return
         with self.lock:
             if isinstance(ask, asks.Open):
-                log.log(logging.WARNING if self._outage else logging.INFO, "node %s: connected", self.settings.name)
+                if self._outage:
+                    log.warning("node %s: the database is back", self.settings.name)
+                else:
+                    log.info("node %s: connected", self.settings.name)
                 self._outage = False
             self.protocol.answer(ask, answer, clock.now())
             self._publish()
@@ -446,7 +449,9 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - as above
             lost = not isinstance(error, Failed)
             if self._expected(ask, error) and not self._stop.is_set():
-                log.info("node %s: %s failed: %s", self.settings.name, type(ask).__name__, error)
+                again = isinstance(ask, asks.OpenWatch)  # and again, as long as the outage lasts
+                level = logging.DEBUG if again else logging.INFO
+                log.log(level, "node %s: %s failed: %s", self.settings.name, type(ask).__name__, error)
             with self.lock:
                 self.protocol.fail_watch(ask, clock.now(), lost=lost)
                 self._publish()

@@ -41,7 +41,16 @@ class NodeClosed(TenureError):
 
 
 class NotLeader(TenureError):
-    """This node does not hold the role at this moment."""
+    """This node does not hold the role at this moment.
+
+    ``token`` is that of the term that is over; None where it is not about one.
+    """
+
+    def __init__(self, message: str, *, role: str | None = None, token: int | None = None) -> None:
+        """Keep the message, and which term it is about."""
+        super().__init__(message)
+        self.role = role
+        self.token = token
 
 
 class LeadershipLost(NotLeader):
@@ -55,7 +64,9 @@ class Fenced(NotLeader):
     REPEATABLE READ or SERIALIZABLE); False where the term is no longer the latest.
     """
 
-    def __init__(self, message: str, *, retryable: bool = False) -> None:
-        """Keep the message and whether a new transaction of the same term may succeed."""
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, role: str | None = None, token: int | None = None, retryable: bool = False
+    ) -> None:
+        """Keep the message, which term it is about, and whether a new transaction of the same term may succeed."""
+        super().__init__(message, role=role, token=token)
         self.retryable = retryable

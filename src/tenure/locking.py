@@ -125,18 +125,20 @@ class LockStore(Store):
         """Try each lock once; one that this connection has already is not taken twice."""
         held = holders(self.session)
         missing = [role for role in ask.roles if not self._holds(held, role)]
-        tries = self.session.read(*(Step(_TRY, {"lock_id": self._book[role]}) for role in missing))
-        refused = {role for role, tried in zip(missing, tries, strict=True) if not tried.rows[0][0]}
-        taken = [role for role in ask.roles if role not in refused]
-        for role in taken:
+        for role in ask.roles:  # before the tries: where one of them fails, the locks that the others took stay
             self._count += 1
             self._terms[role] = self._count
-        return asks.Acquired({role: self._terms[role] for role in taken})
+        tries = self.session.read(*(Step(_TRY, {"lock_id": self._book[role]}) for role in missing))
+        refused = {role for role, tried in zip(missing, tries, strict=True) if not tried.rows[0][0]}
+        for role in refused:
+            del self._terms[role]
+        return asks.Acquired({role: self._terms[role] for role in ask.roles if role not in refused})
 
     def _vacate(self, ask: asks.Vacate) -> asks.Vacated:
-        if self._terms.pop(ask.role, None) is not None:
+        if ask.role in self._terms:
             self._book.left_free_until[ask.role] = clock.now() + LEFT_FREE_S
             self.session.read(Step(_RELEASE, {"lock_id": self._book[ask.role]}))
+            del self._terms[ask.role]  # not before: a release that failed is asked for again
         return asks.Vacated(done=True)
 
     def _leaders(self, ask: asks.Leaders) -> asks.LeadersAre:

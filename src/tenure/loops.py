@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import logging
 import sys
 import threading
@@ -88,20 +89,17 @@ async def run(blocking: Callable[[], T], *, abandon: bool = False, cut: Callable
     threading.Thread(
         target=_work, args=(contextvars.copy_context(), blocking, answer), name="tenure-call", daemon=True
     ).start()
-    cancelled: BaseException | None = None
     with anyio.CancelScope(shield=not (abandon or cut)) as scope:
-        while not answer.done():
-            try:
-                await done(answer, CUT_EVERY_S if cancelled and cut else None)
-            except anyio.get_cancelled_exc_class() as error:
-                if abandon:
-                    raise
-                cancelled = error
-                scope.shield = True
-            if cancelled and cut:
-                cut()
-    if cancelled:
-        raise cancelled
+        try:
+            await done(answer)
+        except anyio.get_cancelled_exc_class():
+            scope.shield = True
+            while not (abandon or answer.done()):
+                with contextlib.suppress(anyio.get_cancelled_exc_class()):
+                    if cut is not None:
+                        await run(cut)
+                    await done(answer, CUT_EVERY_S if cut else None)
+            raise
     return answer.result()
 
 
@@ -117,4 +115,5 @@ def _soon() -> Callable[[Callable[[], object]], Any]:
     if trio is not None:
         with contextlib.suppress(RuntimeError):
             return trio.lowlevel.current_trio_token().run_sync_soon  # type: ignore[no-any-return]
-    return asyncio.get_running_loop().call_soon_threadsafe
+    # In the context of the task: a thread of the engine's has none of the application's variables in its own.
+    return functools.partial(asyncio.get_running_loop().call_soon_threadsafe, context=contextvars.copy_context())

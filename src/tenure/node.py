@@ -145,7 +145,7 @@ class BaseNode(Generic[ElectionT]):
     def _make_election(self, role: str) -> ElectionT:
         raise NotImplementedError
 
-    def _begin_campaign(self, role: str) -> Campaign[ElectionT]:
+    def _begin_campaign(self, role: str, lock_id: int | str | None) -> Campaign[ElectionT]:
         """Stand for ``role`` on behalf of one user: two would hand over under each other."""
         role = check_name("role", role)
         with self._engine.lock:
@@ -155,7 +155,7 @@ class BaseNode(Generic[ElectionT]):
                     "time, or a node for each"
                 )
             stood_before = role in self._elections and self._elections[role].standing
-            election = self.election(role)
+            election = self.election(role, lock_id=lock_id)
             self._campaigns.add(role)
         return Campaign(election, self._campaigns, withdraw=not stood_before)
 
@@ -237,22 +237,22 @@ class Node(BaseNode[Election]):
         self.close()
 
     @contextlib.contextmanager
-    def lead(self, role: str, timeout: float | None = None) -> Iterator[Term]:
+    def lead(self, role: str, timeout: float | None = None, *, lock_id: int | str | None = None) -> Iterator[Term]:
         """Wait until this node leads, run the block, and hand over on leaving it.
 
         Raises LeadershipLost on leaving the block if the term was lost meanwhile; inside it, ``term.ensure()`` does.
         """
-        with self._campaign(role) as election:
+        with self._campaign(role, lock_id) as election:
             term = election.wait(timeout)
             yield term
             election.settle()
             if term.lost_reason is not None:
                 term.ensure()
 
-    def terms(self, role: str) -> Iterator[Term]:
+    def terms(self, role: str, *, lock_id: int | str | None = None) -> Iterator[Term]:
         """Yield every term that this node gets, for as long as it runs; leaving the loop hands over."""
         term: Term | None = None
-        with self._campaign(role) as election:
+        with self._campaign(role, lock_id) as election:
             while self._engine.running:
                 term = election.next_term(after=term)
                 if term is not None:
@@ -260,8 +260,8 @@ class Node(BaseNode[Election]):
             self._engine.check_own()
 
     @contextlib.contextmanager
-    def _campaign(self, role: str) -> Iterator[Election]:
-        campaign = self._begin_campaign(role)
+    def _campaign(self, role: str, lock_id: int | str | None) -> Iterator[Election]:
+        campaign = self._begin_campaign(role, lock_id)
         try:
             yield campaign.election
         finally:

@@ -7,6 +7,7 @@ whichever directory one starts.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
@@ -159,6 +160,17 @@ def check_timeout(timeout: float | None) -> float | None:
     if value < 0:
         raise ConfigError(f"timeout={timeout!r} must be 0 or more seconds, or None to wait for ever")
     return min(value, MAX_TIMEOUT_S)
+
+
+def check_callback(callback: Callable[..., object]) -> None:
+    """Raise ConfigError for what cannot be called, or would only make a coroutine that nobody awaits."""
+    if not callable(callback):
+        raise ConfigError(f"callback={callback!r} must be a function")
+    if any(map(inspect.iscoroutinefunction, (callback, type(callback).__call__))):
+        raise ConfigError(
+            f"callback={callback!r} must be a plain function, since nobody would await this one: read "
+            "election.events() in a task of yours, or await term.wait_lost()"
+        )
 
 
 def check_lock_id(lock_id: object) -> int:

@@ -11,7 +11,7 @@ from tenure import connections
 from tenure.backends import NOT_FENCEABLE
 from tenure.clock import now
 from tenure.engine import Lease
-from tenure.errors import ConfigError, LeadershipLost, NodeClosed, NotLeader
+from tenure.errors import ConfigError, Fenced, LeadershipLost, NodeClosed, NotLeader
 from tenure.settings import check_bound, check_timeout
 
 if TYPE_CHECKING:
@@ -94,7 +94,13 @@ class BaseTerm:
 
     def _raise_if_lost(self) -> None:
         if self._reason is not None:
-            raise LeadershipLost(f"role {self.role!r}: the term with token {self.token} is over ({self._reason})")
+            msg = f"role {self.role!r}: the term with token {self.token} is over ({self._reason})"
+            raise LeadershipLost(msg, role=self.role, token=self.token)
+
+    def _is_own_end(self, error: BaseException | None) -> bool:
+        """Whether an error says no more than that this term is over: then its block has ended as it should."""
+        over = isinstance(error, LeadershipLost) or (isinstance(error, Fenced) and not error.retryable)
+        return over and (error.role, error.token) == (self.role, self.token)  # type: ignore[union-attr]
 
     def _bound(self, bound: float | None) -> float:
         if self._election.has_no_token:
@@ -113,7 +119,8 @@ class Term(BaseTerm):
     """One holding of one role by this node. Once lost, it stays lost.
 
     As a context manager it ends with its block: leaving the block resigns the term if it still stands, and a
-    LeadershipLost of this term is swallowed, so that a loop over ``node.terms(role)`` campaigns again.
+    LeadershipLost or Fenced that says that this term is over is swallowed, so that a loop over ``node.terms(role)``
+    campaigns again.
     """
 
     _election: Election
@@ -161,7 +168,7 @@ class Term(BaseTerm):
         """Resign if the term still stands; swallow its own LeadershipLost."""
         with contextlib.suppress(NodeClosed, NotLeader):  # a forked child leaves the parent's term alone; lost just now
             self.resign()
-        return isinstance(error, LeadershipLost)
+        return self._is_own_end(error)
 
 
 class Transaction:
@@ -179,5 +186,5 @@ class Transaction:
         return self._connection.execute(sql, parameters) if parameters else self._connection.execute(sql)
 
     def cut(self) -> None:
-        """Make a statement that is under way in another thread fail at once."""
+        """Make a statement that is under way in another thread fail, within a second."""
         connections.cut(self._connection)
