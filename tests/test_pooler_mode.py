@@ -15,6 +15,7 @@ import pytest
 import tenure
 from tenure.errors import StoreUnavailable
 from tests.cluster import PATIENCE_S, Cluster
+from tests.desk import until
 
 TTL_S = 2.0
 BOUND_S = 20.0
@@ -259,3 +260,19 @@ def test_pooler_without_a_free_connection_is_an_error_at_the_start_and_keeps_nob
 def test_urls_that_lead_to_different_databases_are_refused(postgres_server, postgres_url, pooler):
     with pytest.raises(tenure.ConfigError, match="lead to different databases"):
         tenure.Node(pooler.through(postgres_url), direct_url=postgres_server.url("postgres")).start()
+
+
+def test_node_that_cannot_watch_the_others_says_so_once(
+    postgres_server, postgres_url, make_pgbouncer, monkeypatch, caplog
+):
+    monkeypatch.setattr("tenure.connector.CONNECT_TIMEOUT_S", 1)
+    pooled = make_pgbouncer(postgres_server, pool_size=1, pool_mode="session").through(postgres_url)
+
+    def told():
+        return [record for record in caplog.records if "cannot watch the others" in record.message]
+
+    with tenure.Node(pooled, ttl=1) as node:
+        node.election("r").wait(20)  # the one connection is the control lane's
+        until(told, "a warning", 30)
+    assert len(told()) == 1
+    assert told()[0].levelname == "WARNING"

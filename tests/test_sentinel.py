@@ -101,7 +101,7 @@ def test_wait_that_times_out_as_the_lock_is_granted_leaves_nothing_held(every_po
         assert holder.hold(KEY)
         thread = threading.Thread(target=AdvisorySentinel(waits).wait, args=(KEY, slice_s))
         thread.start()
-        until(lambda: execute(every_postgres_url, f"select from pg_locks where pid = {waits.pid} and not granted"))
+        until(lambda: execute(every_postgres_url, f"select 1 from pg_locks where pid = {waits.pid} and not granted"))
         os.kill(waits.pid, signal.SIGSTOP)
         try:
             holder.release(KEY)

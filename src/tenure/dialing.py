@@ -108,18 +108,23 @@ if hasattr(os, "register_at_fork"):
 
 
 def dial(parameters: dict[str, Any]) -> psycopg.Connection[Any]:
-    """Connect, again if the process forked meanwhile: the child holds the socket, and nobody there knows of it."""
-    while True:
+    """Connect, again if the process forked meanwhile: the child holds the socket, and nobody there knows of it.
+
+    Not for ever: a process that forks all the time would never connect. Then a child may keep the sentinel of a parent
+    that died, and the others wait for the TTL.
+    """
+    for last in (False, False, False, False, True):
         attempt = object()
         _attempts.add(attempt)
         try:
             connection: psycopg.Connection[Any] = load().connect(autocommit=True, **parameters)
             _connections.add(connection)
-            if attempt in _attempts and not _forking:
+            if last or (attempt in _attempts and not _forking):
                 return connection
         finally:
             _attempts.discard(attempt)
         connection.close()
+    raise AssertionError
 
 
 _told: set[str] = set()

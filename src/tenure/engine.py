@@ -91,6 +91,8 @@ class Engine:
         """The first connection: that it stands, or why there is none."""
         self._outage = False
         """The database cannot be reached, and that has been said."""
+        self._blind_since = NEVER
+        self._told_blind = False
         self._stop = threading.Event()
         self._waiters: list[tuple[Callable[[], bool], Callable[[], object]]] = []
         self._queries: deque[tuple[Callable[[Store], Any], Future[Any]]] = deque()
@@ -449,19 +451,27 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - as above
             lost = not isinstance(error, Failed)
             if self._expected(ask, error) and not self._stop.is_set():
-                again = isinstance(ask, asks.OpenWatch)  # and again, as long as the outage lasts
-                level = logging.DEBUG if again else logging.INFO
-                log.log(level, "node %s: %s failed: %s", self.settings.name, type(ask).__name__, error)
+                self._tell_watch_failure(ask, error)
             with self.lock:
                 self.protocol.fail_watch(ask, clock.now(), lost=lost)
                 self._publish()
             if lost:
                 self._drop_watch()
             return
+        self._blind_since, self._told_blind = NEVER, False
         with self.lock:
             self.protocol.answer_watch(ask, answer, clock.now())
             self._publish()
         self.wake()
+
+    def _tell_watch_failure(self, ask: asks.WatchAsk, error: Exception) -> None:
+        """Say it quietly, for it is tried again and again; but say once that nobody is watched, if that lasts."""
+        self._blind_since = min(self._blind_since, clock.now())
+        if clock.now() >= self._blind_since + self.settings.ttl and not (self._told_blind or self._outage):
+            self._told_blind = True
+            log.warning("node %s: cannot watch the others, nor succeed a silent one: %s", self.settings.name, error)
+        else:
+            log.debug("node %s: %s failed: %s", self.settings.name, type(ask).__name__, error)
 
     def _look(self, ask: asks.WatchAsk) -> asks.WatchAnswer:
         watch = self._watch
