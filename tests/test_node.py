@@ -63,6 +63,22 @@ def test_lead_reports_a_lost_term_on_leaving(store_url):
 
 
 @sync_only
+def test_lost_term_leaves_the_role_to_others_although_its_block_goes_on(sqlite_url):
+    with Nodes(sqlite_url, **QUICK) as nodes, Desk(sqlite_url) as desk:
+        node = nodes("a")
+
+        def lead():
+            with node.lead("r") as term:
+                other = nodes("other").election("r")
+                until(lambda: desk.end(term.member_id), "ended")
+                assert other.wait(20).token > term.token
+                until(lambda: [candidate.name for candidate in other.candidates()] == ["other"], "withdrawn")
+
+        with pytest.raises(LeadershipLost):
+            lead()
+
+
+@sync_only
 def test_exception_of_the_block_is_the_one_that_is_raised(store_url):
     with Nodes(store_url) as nodes:
         node = nodes("a")
@@ -300,6 +316,7 @@ def test_fault_of_our_own_is_told_and_survived(store_url, monkeypatch, caplog, l
     assert "KeyError: 'a fault'" in caplog.text
 
 
+@sync_only
 def test_refused_write_ends_the_term_and_the_loop_campaigns_again(store_url):
     with Nodes(store_url) as nodes:
         node = nodes("a")

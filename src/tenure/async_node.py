@@ -85,6 +85,7 @@ class AsyncNode(BaseNode[AsyncElection]):
         campaign = self._begin_campaign(role, lock_id)
         try:
             term = await campaign.election.wait(timeout)
+            term.on_lost(campaign.stand_down)
             with term.cancelling():
                 yield term
             await anyio.lowlevel.checkpoint_if_cancelled()  # whoever cancels from outside is obeyed first

@@ -188,6 +188,12 @@ class Campaign(Generic[ElectionT]):
         self._campaigns = campaigns
         self._withdraw = withdraw
 
+    def stand_down(self, _: object = None) -> None:
+        """Leave the role to others: the term is lost, and its block may take its time to end."""
+        if self._withdraw and self.election.role in self._campaigns:
+            with contextlib.suppress(NodeClosed):
+                self.election.give_up(withdraw=True)
+
     def end(self) -> None:
         """Hand over, without waiting for the database. May be called twice."""
         if self.election.role in self._campaigns:
@@ -242,28 +248,29 @@ class Node(BaseNode[Election]):
 
         Raises LeadershipLost on leaving the block if the term was lost meanwhile; inside it, ``term.ensure()`` does.
         """
-        with self._campaign(role, lock_id) as election:
-            term = election.wait(timeout)
+        with self._campaign(role, lock_id) as campaign:
+            term = campaign.election.wait(timeout)
+            term.on_lost(campaign.stand_down)
             yield term
-            election.settle()
+            campaign.election.settle()
             if term.lost_reason is not None:
                 term.ensure()
 
     def terms(self, role: str, *, lock_id: int | str | None = None) -> Iterator[Term]:
         """Yield every term that this node gets, for as long as it runs; leaving the loop hands over."""
         term: Term | None = None
-        with self._campaign(role, lock_id) as election:
+        with self._campaign(role, lock_id) as campaign:
             while self._engine.running:
-                term = election.next_term(after=term)
+                term = campaign.election.next_term(after=term)
                 if term is not None:
                     yield term
             self._engine.check_own()
 
     @contextlib.contextmanager
-    def _campaign(self, role: str, lock_id: int | str | None) -> Iterator[Election]:
+    def _campaign(self, role: str, lock_id: int | str | None) -> Iterator[Campaign[Election]]:
         campaign = self._begin_campaign(role, lock_id)
         try:
-            yield campaign.election
+            yield campaign
         finally:
             campaign.end()
             with contextlib.suppress(NodeClosed):  # a forked child leaves the parent's term alone
