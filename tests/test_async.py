@@ -111,8 +111,9 @@ async def stand(candidate):
 
 async def only(election, *names):
     """Wait until exactly these stand."""
-    while {candidate.name for candidate in await election.candidates()} != set(names):  # noqa: ASYNC110 - as above
-        await anyio.sleep(0.005)
+    with anyio.fail_after(20):
+        while {candidate.name for candidate in await election.candidates()} != set(names):  # noqa: ASYNC110 - as above
+            await anyio.sleep(0.005)
 
 
 @contextlib.asynccontextmanager
@@ -177,6 +178,7 @@ async def test_block_that_swallows_its_cancellation_has_lost_all_the_same(one_ur
                 assert (await other.wait(20)).token > term.token
                 assert not term.valid
                 assert not term._election.is_leader
+                await eventually(lambda: leader.member_id not in (None, term.member_id))
                 await only(other, "standby")
                 with pytest.raises(Fenced):
                     async with term.transaction():

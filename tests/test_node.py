@@ -71,7 +71,9 @@ def test_lost_term_leaves_the_role_to_others_although_its_block_goes_on(sqlite_u
             with node.lead("r") as term:
                 other = nodes("other").election("r")
                 until(lambda: desk.end(term.member_id), "ended")
+                assert term.wait_lost(20)
                 assert other.wait(20).token > term.token
+                until(lambda: node.member_id not in (None, term.member_id), "joined anew")
                 until(lambda: [candidate.name for candidate in other.candidates()] == ["other"], "withdrawn")
 
         with pytest.raises(LeadershipLost):

@@ -265,7 +265,7 @@ def test_urls_that_lead_to_different_databases_are_refused(postgres_server, post
 def test_node_that_cannot_watch_the_others_says_so_once(
     postgres_server, postgres_url, make_pgbouncer, monkeypatch, caplog
 ):
-    monkeypatch.setattr("tenure.connector.CONNECT_TIMEOUT_S", 1)
+    monkeypatch.setattr("tenure.connector.CONNECT_TIMEOUT_S", 3)
     pooled = make_pgbouncer(postgres_server, pool_size=1, pool_mode="session").through(postgres_url)
 
     def told():
