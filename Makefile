@@ -3,12 +3,13 @@
 #   make test ARGS="tests/test_fence.py -k savepoint"    ARGS goes to the program behind the target
 #   make test WORKERS=0                                  in one process, for a debugger
 #   make test FACADE=async                               the tests of the heart again, over AsyncNode
+#   make test VERSIONS=all ARGS="-k wheel"               what ran on the system's PostgreSQL, on the wheel's
 
 PYTHON  ?= python3
-WORKERS ?= 2
+WORKERS ?= 3
 SEEDS   ?= 10000
 
-export PYTHON FACADE
+export PYTHON FACADE VERSIONS
 unexport PYTHONDONTWRITEBYTECODE  # the tests start thousands of processes: let none of them compile everything anew
 
 # What the facades stand for: run over each of them.

