@@ -6,7 +6,7 @@
 #   make test VERSIONS=all ARGS="-k wheel"               what ran on the system's PostgreSQL, on the wheel's
 
 PYTHON  ?= python3
-WORKERS ?= 3
+WORKERS ?= 2
 SEEDS   ?= 10000
 
 export PYTHON FACADE VERSIONS

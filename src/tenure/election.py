@@ -199,8 +199,9 @@ class BaseElection(Generic[TermT]):
         return None if to is None else self._candidate(check_name("to", to))
 
     def _observe(self, reader: Callable[[Event | None], object]) -> None:
-        self._engine.command(lambda protocol, _: protocol.observe(self.role))
-        self._readers.append(reader)
+        with self._engine.lock:  # events come under it: none is lost between the two
+            self._engine.command(lambda protocol, _: protocol.observe(self.role))
+            self._readers.append(reader)
 
     def _candidate(self, to: str) -> str:
         me = self._engine.protocol.member_id
