@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import random
 import sqlite3
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -130,6 +132,13 @@ def execute(url: str, *statements: str) -> list[tuple[Any, ...]]:
         rows = cursor.fetchall() if cursor is not None and cursor.description else []
         connection.commit()
         return rows
+
+
+def fork() -> int:
+    """os.fork(), without the warning of newer Pythons about forks beside threads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def until(condition: Callable[[], Any], what: str = "", timeout: float = 20) -> Any:

@@ -20,12 +20,11 @@ from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from tests.servers import SUPERUSER, PostgresServer, Scratch, _as, free_port, server_account
+from tests.servers import SUPERUSER, Child, PostgresServer, Scratch, _as, free_port, server_account
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from typing_extensions import Self
 
 PoolMode = Literal["session", "transaction", "statement"]
 
@@ -53,12 +52,14 @@ class PoolerScratch(Scratch):
     """
 
 
-class PgBouncer:
+class PgBouncer(Child):
     """One PgBouncer before one server. `with PgBouncer(server) as pooler:` starts it and leaves nothing behind.
 
     Every database of the server is reached through it by the server's own superuser, without a password, over at
     most `pool_size` server connections each. More `settings`: as PgBouncer's manual names them.
     """
+
+    failure = PoolerFailed
 
     def __init__(
         self,
@@ -76,7 +77,6 @@ class PgBouncer:
         self._port_is_fixed = False
         self._program = program
         self._account = server_account()
-        self._process: subprocess.Popen[bytes] | None = None
         self._scratch = PoolerScratch("tenure-pool-", self._account)
         self.log: Path = self._scratch.path / "log"
         self._log_file: IO[bytes] = self.log.open("ab", buffering=0)
@@ -88,28 +88,7 @@ class PgBouncer:
         }
         atexit.register(self.close)
 
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # -- life and death --
-
-    @property
-    def pid(self) -> int:
-        if self._process is None:
-            raise PoolerFailed("the pooler is not running")
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
     def start(self, timeout: float = 30) -> None:
         """Start it and return when it takes connections, on the same port as before."""

@@ -18,6 +18,7 @@ namespace, and while its TCP address is cut off.
 
 from __future__ import annotations
 
+import abc
 import atexit
 import contextlib
 import functools
@@ -262,13 +263,50 @@ class ServerFailed(RuntimeError):
     """The server could not be started or stopped; the message ends with its log."""
 
 
-class PostgresServer:
+class Child(abc.ABC):
+    """A server that is a child of this process. `with` starts it and leaves nothing behind."""
+
+    failure: type[RuntimeError]
+    _process: subprocess.Popen[bytes] | None = None
+
+    @abc.abstractmethod
+    def start(self) -> None: ...
+
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process id; PostgreSQL's is the postmaster's."""
+        if self._process is None:
+            raise self.failure("the server is not running")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+
+class PostgresServer(Child):
     """One PostgreSQL server. `with PostgresServer() as server:` starts it and leaves nothing behind.
 
     `listen` is its TCP address (whoever reaches it may connect), `netns` the network namespace it starts in.
     A `password` is the superuser's, and asks for SCRAM over TCP instead of trust. `fsync=False` gives up only
     power failures: what a crash of the server loses is the same. More `settings`: see configure().
     """
+
+    failure = ServerFailed
 
     def __init__(
         self,
@@ -290,7 +328,6 @@ class PostgresServer:
         self.listen, self.netns, self.password = listen, netns, password
         self._port_is_fixed = port is not None
         self.port = port if port is not None else free_port(listen if netns is None else "127.0.0.1")
-        self._process: subprocess.Popen[bytes] | None = None
         self._orphans: list[psutil.Process] = []
         self._databases = 0
         self._bindir = reachable_bindir(installation, self.account)
@@ -311,29 +348,7 @@ class PostgresServer:
         atexit.register(self.close)
         self._initdb()
 
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # -- life and death --
-
-    @property
-    def pid(self) -> int:
-        """The postmaster's process id."""
-        if self._process is None:
-            raise ServerFailed("the server is not running")
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
     def start(self, timeout: float = 60) -> None:
         """Start the server and return when it takes connections, on the same port as before."""

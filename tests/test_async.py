@@ -19,7 +19,6 @@ import sys
 import textwrap
 import threading
 import time
-import warnings
 
 import anyio
 import anyio.lowlevel
@@ -33,7 +32,7 @@ import tenure
 from tenure import ConfigError, Deposed, Elected, Fenced, LeadershipLost, NodeClosed, StoreUnavailable, WaitTimeout
 from tenure.loops import run
 from tenure.node import Node
-from tests.desk import QUICK, Desk, execute, until
+from tests.desk import QUICK, Desk, execute, fork, until
 from tests.servers import free_port
 
 LOOPS = ["asyncio", "trio"]
@@ -1048,9 +1047,7 @@ async def test_forked_child_is_never_leader_and_is_told_why(sqlite_url):
         election = leader.election("r")
         events, terms = election.events(), leader.terms("s")
         async with await anext(terms) as other:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks beside threads
-                pid = os.fork()
+            pid = fork()
             if pid == 0:
                 status = 1
                 try:

@@ -25,15 +25,13 @@ import pytest
 import tenure
 from tenure import asks, clock, engine
 from tenure.session import Step
-from tests.desk import QUICK, Desk, Nodes, execute, renewals, until
+from tests.desk import QUICK, Desk, Nodes, execute, fork, renewals, until
 
 
 @contextlib.contextmanager
 def forked(in_child):
     """Fork; the child runs `in_child`, exits with 0 if that was right, and is gone when the block is left."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks beside threads
-        pid = os.fork()
+    pid = fork()
     if pid == 0:
         status = 1
         try:

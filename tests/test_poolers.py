@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import psutil
 import psycopg
@@ -17,8 +12,7 @@ import pytest
 
 from tests import servers
 from tests.poolers import PgBouncer, PoolerFailed
-
-REPOSITORY = Path(__file__).parents[1]
+from tests.test_servers import assert_cleaned_up_after, needs_root
 
 
 def connect(url):
@@ -102,7 +96,7 @@ def test_setting_that_does_not_exist_is_an_error_with_its_log(postgres_server, m
         make_pgbouncer(postgres_server, settings={"no_such": 1})
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the question only arises for root")
+@needs_root
 def test_pooler_runs_without_privileges(postgres_server, make_pgbouncer):
     process = psutil.Process(make_pgbouncer(postgres_server).pid)
     assert 0 not in (*process.uids(), *process.gids())
@@ -122,12 +116,4 @@ def test_nothing_is_left_of_a_pooler_whose_test_process_was_killed(postgres_serv
         f"pooler = PgBouncer(SimpleNamespace(listen='127.0.0.1', port={postgres_server.port})); pooler.start()\n"
         "print(pooler.pid, pooler.log.parent, flush=True); time.sleep(60)"
     )
-    command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as child:
-        pid, directory = child.stdout.readline().split()
-        process = psutil.Process(int(pid))
-        child.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while servers._alive(process) or Path(directory).exists():
-        assert time.monotonic() < deadline, "the guard did not clean up"
-        time.sleep(0.02)
+    assert_cleaned_up_after(program)

@@ -258,21 +258,26 @@ def test_nothing_is_left_of_a_server_that_was_closed(make_postgres_server):
     assert not any(servers._alive(process) for process in family)
 
 
+def assert_cleaned_up_after(program):
+    """Kill a process that has printed its server's pid and directory: both must go."""
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as child:
+        pid, directory = child.stdout.readline().split()
+        process = psutil.Process(int(pid))
+        child.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while servers._alive(process) or Path(directory).exists():
+        assert time.monotonic() < deadline, "the guard did not clean up"
+        time.sleep(0.02)
+
+
 def test_nothing_is_left_of_a_server_whose_test_process_was_killed(postgres_server):
     program = (
         "import sys, time; from tests.servers import PostgresServer\n"
         "server = PostgresServer(fsync=False); server.start()\n"
         "print(server.pid, server.socket_dir, flush=True); time.sleep(60)"
     )
-    command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as child:
-        pid, directory = child.stdout.readline().split()
-        postmaster = psutil.Process(int(pid))
-        child.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while servers._alive(postmaster) or Path(directory).exists():
-        assert time.monotonic() < deadline, "the guard did not clean up"
-        time.sleep(0.02)
+    assert_cleaned_up_after(program)
 
 
 def test_forked_children_do_not_take_the_server_with_them(postgres_server):

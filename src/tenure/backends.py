@@ -92,9 +92,8 @@ class PostgresBackend:
 
     def open_control(self) -> tuple[Store, LaneSession, Opened]:
         """Connect, create the tables, and listen."""
-        session = self._connector.open("control", self._settings.renew_every)
+        session = self._open("control", self._settings.renew_every)
         with _closing_on_error(session), self._connector.limited(session.connection, OPEN_TIMEOUT_S):
-            refuse_pooler(self._settings, session)
             if session.pooled:
                 self._picked("lease", "the URL leads through a connection pooler")
                 store, opened = _prepared(session, NoSentinel(self.stop), self._settings)
@@ -120,6 +119,20 @@ class PostgresBackend:
         """Let go of every wait, and of connections that are being opened."""
         self.stop.set()
         self._connector.abort()
+
+    def _open(self, purpose: str, statement_timeout_s: float) -> PostgresSession:
+        """Connect a lane; raise where a lock of the session's is wanted and the session is not the node's own."""
+        session = self._connector.open(purpose, statement_timeout_s)
+        settings = self._settings
+        if session.pooled and (settings.direct_url or settings.mode in ("hybrid", "lock")):
+            session.close()
+            given = "direct_url" if settings.direct_url else "the URL"
+            what = given if settings.direct_url else f"mode={settings.mode!r} needs a direct connection, and {given}"
+            raise PoolerDetected(
+                f"{what} leads through a connection pooler, where a session's lock belongs to nobody: give a "
+                "direct_url= that leads to PostgreSQL itself, or use mode='lease'"
+            )
+        return session
 
     def _compare_urls(self) -> None:
         """Raise if ``url`` leads to another database than ``direct_url``: no transaction there could be fenced."""
@@ -152,9 +165,7 @@ class PostgresBackend:
 
     def open_watch(self) -> tuple[Watch, LaneSession]:
         """Connect for looking and waiting."""
-        session = self._connector.open("watch", timing.SLICE_S + self._settings.renew_every)
-        with _closing_on_error(session):
-            refuse_pooler(self._settings, session)
+        session = self._open("watch", timing.SLICE_S + self._settings.renew_every)
         namespace = self._settings.namespace
         if session.pooled:  # no knock counts: the pooler accepts connections whatever the server does
             return Watch(session, NoSentinel(self.stop), Bystander(), namespace, _never_open), session
@@ -172,39 +183,29 @@ class PostgresBackend:
                 yield connection
 
 
-class LockBackend:
+class LockBackend(PostgresBackend):
     """PostgreSQL's advisory locks alone."""
 
     mode: str | None = "lock"
 
     def __init__(self, settings: NodeSettings) -> None:
-        """Check the URL; connect later."""
-        self._settings = settings
-        self._connector = _connector(settings, settings.direct_url or settings.url)
-        self.book: LockBook | None = LockBook(settings.namespace)
+        """Check the URLs; connect later."""
+        super().__init__(settings)
+        self.book = self._locks = LockBook(settings.namespace)
 
     def open_control(self) -> tuple[Store, LaneSession, Opened]:
         """Connect; create nothing."""
-        session = self._connector.open("control", self._settings.renew_every)
+        session = self._open("control", self._settings.renew_every)
         with _closing_on_error(session), self._connector.limited(session.connection, OPEN_TIMEOUT_S):
-            refuse_pooler(self._settings, session)
             if not AdvisorySentinel(session).holds():
                 raise StoreUnavailable("mode='lock' needs advisory locks, and they lock nothing here: use mode='lease'")
-        assert self.book is not None
-        store = LockStore(session, self._settings.namespace, _identity(), self.book)
+        store = LockStore(session, self._settings.namespace, _identity(), self._locks)
         return store, session, Opened(*store.open(timing.DEFAULT_MAX_TTL_S))
 
     def open_watch(self) -> tuple[Watch, LaneSession]:
         """Connect for looking and waiting."""
-        session = self._connector.open("watch", timing.SLICE_S + self._settings.renew_every)
-        with _closing_on_error(session):
-            refuse_pooler(self._settings, session)
-        assert self.book is not None
-        return LockWatch(session, self._settings.namespace, self.book), session
-
-    def interrupt(self) -> None:
-        """Let go of connections that are being opened."""
-        self._connector.abort()
+        session = self._open("watch", timing.SLICE_S + self._settings.renew_every)
+        return LockWatch(session, self._settings.namespace, self._locks), session
 
     def transaction(self) -> contextlib.AbstractContextManager[Any]:
         """Refuse: there is no token to fence with."""
@@ -292,16 +293,6 @@ def _prepared(
             f"update {session.dialect.prefix}namespaces set max_ttl_ms = {settings.ttl * 1000:.0f} where name = …"
         )
     return store, Opened(server, confirmed)
-
-
-def refuse_pooler(settings: NodeSettings, session: PostgresSession) -> None:
-    """Raise where a lock of the session's is wanted and the session is not the node's own."""
-    if session.pooled and (settings.direct_url or settings.mode in ("hybrid", "lock")):
-        what = "direct_url" if settings.direct_url else f"mode={settings.mode!r} needs a direct connection, and the URL"
-        raise PoolerDetected(
-            f"{what} leads through a connection pooler, where a session's lock belongs to nobody: give a direct_url= "
-            "that leads to PostgreSQL itself, or use mode='lease'"
-        )
 
 
 def _connector(settings: NodeSettings, url: str) -> PostgresConnector:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import logging
@@ -26,7 +27,7 @@ log = logging.getLogger("tenure.node")
 ElectionT = TypeVar("ElectionT", bound=BaseElection[Any])
 
 
-class BaseNode(Generic[ElectionT]):
+class BaseNode(abc.ABC, Generic[ElectionT]):
     """What a node is, whoever waits for it."""
 
     def __init__(
@@ -142,8 +143,8 @@ class BaseNode(Generic[ElectionT]):
                 f"lock_id={lock_id!r} is for mode='lock', and this node's mode is {self._settings.mode!r}"
             )
 
-    def _make_election(self, role: str) -> ElectionT:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _make_election(self, role: str) -> ElectionT: ...
 
     def _begin_campaign(self, role: str, lock_id: int | str | None) -> Campaign[ElectionT]:
         """Stand for ``role`` on behalf of one user: two would hand over under each other."""
