@@ -68,10 +68,6 @@ class Backend(Protocol):
 
 OPEN_TIMEOUT_S = 30.0
 """How long the tables may take to be found or made: longer than the wait for another node that makes them."""
-NOT_FENCEABLE = (
-    "mode='lock' has no fencing token, so nothing can be fenced: a paused leader's late write is not refused. Use "
-    "mode='hybrid', which needs tables"
-)
 _REHEARSAL = End("", (Verdict("", "death", "", epoch=0, server_start=""),))
 """Ends nobody. A connection is quicker at what it has done before, and this must be quick when it counts."""
 
@@ -206,10 +202,6 @@ class LockBackend(PostgresBackend):
         """Connect for looking and waiting."""
         session = self._open("watch", timing.SLICE_S + self._settings.renew_every)
         return LockWatch(session, self._settings.namespace, self._locks), session
-
-    def transaction(self) -> contextlib.AbstractContextManager[Any]:
-        """Refuse: there is no token to fence with."""
-        raise ConfigError(NOT_FENCEABLE)
 
 
 class SqliteBackend:

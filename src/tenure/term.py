@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tenure import connections
-from tenure.backends import NOT_FENCEABLE
 from tenure.clock import now
 from tenure.engine import Lease
 from tenure.errors import ConfigError, Fenced, LeadershipLost, NodeClosed, NotLeader
@@ -18,6 +17,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from tenure.election import BaseElection, Election
+
+
+NOT_FENCEABLE = (
+    "mode='lock' has no fencing token, so nothing can be fenced: a paused leader's late write is not refused. Use "
+    "mode='hybrid', which needs tables"
+)
 
 
 class BaseTerm:
