@@ -20,13 +20,16 @@ BIN   := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test simulate bench lint format types clean system-packages
+.PHONY: help demo screens test simulate bench lint format types docs clean system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' Makefile
 
 demo: $(READY) ## watch an election, a crash and a takeover
-	$(BIN)/python examples/demo.py $(ARGS)
+	$(BIN)/tenure demo $(ARGS)
+
+screens: $(READY) ## make the pictures and the transcript of the documents, from a real run
+	$(BIN)/python scripts/screens.py
 
 test: system-packages $(READY) ## run the tests, on every database that this machine can start
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup $(ARGS) $(if $(findstring tests/,$(ARGS)),,$(FILES))
@@ -47,6 +50,9 @@ format: $(READY) ## mend what lint can mend by itself
 
 types: $(READY) ## check the types
 	$(BIN)/mypy src
+
+docs: $(READY) ## write the pages that are made from the program itself
+	$(BIN)/python scripts/cli-reference
 
 clean: ## remove everything that make has made
 	rm -rf .venv .tools build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

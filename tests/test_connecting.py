@@ -20,6 +20,7 @@ from tests.canary import CANARY, PIECE, assert_untold, assert_untold_by_variable
 from tests.conftest import INSTALLATIONS, NO_POSTGRES, missing
 from tests.desk import Nodes, execute, until
 from tests.servers import PostgresServer
+from tests.test_cli import Answer
 
 pytestmark = pytest.mark.xdist_group("connecting")  # one server for all of them
 
@@ -268,3 +269,18 @@ def test_open_connection_to_another_machine_is_warned_of_once(guarded, url, post
 
 def warnings(log):
     return [one.getMessage() for one in log.records if one.levelno >= logging.WARNING and one.name == "tenure.postgres"]
+
+
+def test_doctor_says_whether_the_connection_is_encrypted(guarded, url):
+    if guarded.listen == "127.0.0.1":
+        missing("this machine has no address but loopback")
+    socket_url = guarded.url(url.rpartition("/")[2], host=str(guarded.socket_dir))
+    for where, says in (
+        (f"{url}?sslmode=require", "ok    tls          the connection is encrypted"),
+        (f"{url}?sslmode=disable", "warn  tls          the connection is not encrypted: .* add sslmode=require"),
+        (socket_url, "ok    tls          the connection does not leave this machine"),
+    ):
+        answer = Answer("doctor", url=where)
+        assert (answer.code, answer.err) == (0, "")
+        assert re.search(says, answer.out)
+        assert PIECE not in answer.out

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from tenure.events import Deposed, Elected, Event, LeaderChanged, Resumed, Suspended
     from tenure.node import Node
+    from tenure.registry import MemberInfo, Registry, RoleInfo
     from tenure.term import Term, Transaction
     from tenure.values import Candidate, LeaderInfo, TermRecord
 
@@ -57,6 +58,7 @@ _HOMES = {
     ),
     "tenure.events": ("Deposed", "Elected", "Event", "LeaderChanged", "Resumed", "Suspended"),
     "tenure.node": ("Node",),
+    "tenure.registry": ("MemberInfo", "Registry", "RoleInfo"),
     "tenure.term": ("Term", "Transaction"),
     "tenure.values": ("Candidate", "LeaderInfo", "TermRecord"),
 }
@@ -78,11 +80,14 @@ __all__ = [
     "LeaderChanged",
     "LeaderInfo",
     "LeadershipLost",
+    "MemberInfo",
     "Node",
     "NodeClosed",
     "NotLeader",
     "PoolerDetected",
+    "Registry",
     "Resumed",
+    "RoleInfo",
     "StoreUnavailable",
     "Suspended",
     "TenureError",

@@ -13,12 +13,15 @@ The lock belongs to the connection, so the server frees it when the process dies
 from __future__ import annotations
 
 import logging
+import os
 import random
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tenure import clock, timing
 from tenure.dialects import listed
+from tenure.postgres import PostgresSession
 from tenure.session import Failed, Session, Step
 
 CLASS_ID = 0x54454E55
@@ -103,11 +106,44 @@ left join pg_catalog.pg_stat_activity a on a.pid = b.pid
 """
 )
 
+_STRANGERS = """
+select k.name, cast(l.objid as bigint), l.pid, coalesce(a.usename, ''), coalesce(a.application_name, ''), l.granted
+from pg_catalog.pg_locks l
+left join pg_catalog.pg_stat_activity a on a.pid = l.pid
+left join {{members}} k on k.sentinel_key = cast(l.objid as bigint) and k.ended_at is null
+where l.locktype = 'advisory' and l.classid = {class_id} and l.objsubid = 2
+  and (l.granted or l.mode = 'ExclusiveLock') and l.pid <> pg_catalog.pg_backend_pid()
+  and l.database = (select oid from pg_catalog.pg_database where datname = pg_catalog.current_database())
+  and not exists (select 1 from {{members}} m where m.ended_at is null
+    and (a.pid = m.control_pid or a.pid = m.watch_pid)
+    and (a.backend_start is null
+         or cast(extract(epoch from a.backend_start) as text) in (m.control_start, m.watch_start)))
+order by l.pid, l.objid
+"""
+"""When a connection began shows to its own database user only; then its pid has to do."""
+
+
+class Stranger(NamedTuple):
+    """A connection that holds a key of ours, or waits for it, and belongs to no living member."""
+
+    member: str | None
+    """The name of the member whose key it is; None if it is nobody's."""
+    key: int
+    pid: int
+    user: str
+    application: str
+    granted: bool
+
+
+def strangers(session: Session) -> list[Stranger]:
+    """Return who has keys of ours at this moment; a node that is just starting may be among them."""
+    return [Stranger(*row) for row in session.read(Step(_STRANGERS.format(class_id=CLASS_ID), {}))[0].rows]
+
 
 class AdvisorySentinel:
     """Holds, waits for and looks at advisory locks on one connection."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: PostgresSession) -> None:
         """Use the session's connection; its life is the locks' life."""
         self._session = session
         self._wait_ms = 0
@@ -156,6 +192,10 @@ class AdvisorySentinel:
 
     def abandon(self) -> None:
         """Do nothing: the lock is the connection's."""
+
+    def duplicates(self) -> list[int]:
+        """Return a duplicate of the connection's socket: to the server, the connection stands until it is closed."""
+        return [os.dup(self._session.fileno())]
 
     def wait(self, key: int, seconds: float) -> None:
         """Wait until nobody holds the lock, for so long at most, and leave nothing held and nothing in the log."""

@@ -8,7 +8,7 @@ import os
 import socket
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -49,12 +49,16 @@ class Backend(Protocol):
     book: LockBook | None
     """The locks of roles in mode ``lock``; None in every other mode."""
 
-    def open_control(self) -> tuple[Store, LaneSession, Opened]:
-        """Connect the control lane; create the tables if need be."""
+    def open_control(self, met: Callable[[str], None] = ...) -> tuple[Store, LaneSession, Opened]:
+        """Connect the control lane; create the tables if need be. Tell ``met`` the server's start time at once."""
         ...
 
     def open_watch(self) -> tuple[Watch, LaneSession]:
         """Connect the watch lane."""
+        ...
+
+    def open_session(self) -> LaneSession:
+        """Connect, for a look; create nothing."""
         ...
 
     def interrupt(self) -> None:
@@ -66,10 +70,15 @@ class Backend(Protocol):
         ...
 
 
+LOOK_TIMEOUT_S = 10.0
 OPEN_TIMEOUT_S = 30.0
 """How long the tables may take to be found or made: longer than the wait for another node that makes them."""
 _REHEARSAL = End("", (Verdict("", "death", "", epoch=0, server_start=""),))
 """Ends nobody. A connection is quicker at what it has done before, and this must be quick when it counts."""
+
+
+def _nobody(server_start: str) -> None:
+    """Tell nobody."""
 
 
 class PostgresBackend:
@@ -86,9 +95,10 @@ class PostgresBackend:
         self._compared = False
         self.stop = threading.Event()
 
-    def open_control(self) -> tuple[Store, LaneSession, Opened]:
+    def open_control(self, met: Callable[[str], None] = _nobody) -> tuple[Store, LaneSession, Opened]:
         """Connect, create the tables, and listen."""
         session = self._open("control", self._settings.renew_every)
+        met(session.server_start)
         with _closing_on_error(session), self._connector.limited(session.connection, OPEN_TIMEOUT_S):
             if session.pooled:
                 self._picked("lease", "the URL leads through a connection pooler")
@@ -110,6 +120,10 @@ class PostgresBackend:
             session.listen(self._settings.namespace, "vacant")
             store.perform(_REHEARSAL)
         return store, session, replace(opened, sentinels=holds)
+
+    def open_session(self) -> LaneSession:
+        """Connect, for a look."""
+        return self._connector.open("registry", LOOK_TIMEOUT_S)
 
     def interrupt(self) -> None:
         """Let go of every wait, and of connections that are being opened."""
@@ -189,9 +203,10 @@ class LockBackend(PostgresBackend):
         super().__init__(settings)
         self.book = self._locks = LockBook(settings.namespace)
 
-    def open_control(self) -> tuple[Store, LaneSession, Opened]:
+    def open_control(self, met: Callable[[str], None] = _nobody) -> tuple[Store, LaneSession, Opened]:
         """Connect; create nothing."""
         session = self._open("control", self._settings.renew_every)
+        met(session.server_start)
         with _closing_on_error(session), self._connector.limited(session.connection, OPEN_TIMEOUT_S):
             if not AdvisorySentinel(session).holds():
                 raise StoreUnavailable("mode='lock' needs advisory locks, and they lock nothing here: use mode='lease'")
@@ -218,9 +233,10 @@ class SqliteBackend:
         self._connector = SqliteConnector(settings.sqlite_path, settings.renew_every)
         self.stop = threading.Event()
 
-    def open_control(self) -> tuple[Store, LaneSession, Opened]:
+    def open_control(self, met: Callable[[str], None] = _nobody) -> tuple[Store, LaneSession, Opened]:
         """Open the file and create the tables."""
         session = self._connector.open()
+        met(session.server().start)
         with _closing_on_error(session):
             store, opened = _prepared(
                 session, FileSentinel(self._connector.sentinels, session, self.stop), self._settings
@@ -235,6 +251,11 @@ class SqliteBackend:
         self._connector.hurry(session)
         sentinel = FileSentinel(self._connector.sentinels, session, self.stop)
         return Watch(session, sentinel, Bystander(), self._settings.namespace, _always_open), session
+
+    def open_session(self) -> LaneSession:
+        """Open the file, if there is one."""
+        self._connector.require()
+        return self._connector.open(as_it_is=True)
 
     def interrupt(self) -> None:
         """Let go of every wait."""
@@ -281,8 +302,8 @@ def _prepared(
     if settings.ttl > confirmed.max_ttl:
         raise ConfigError(
             f"ttl={settings.ttl:g} is above the largest permitted in namespace {settings.namespace!r}, "
-            f"{confirmed.max_ttl:g}: use a shorter one, or raise it: "
-            f"update {session.dialect.prefix}namespaces set max_ttl_ms = {settings.ttl * 1000:.0f} where name = …"
+            f"{confirmed.max_ttl:g}: use a shorter one, or raise it: tenure init --max-ttl {settings.ttl:g} "
+            f"--namespace {settings.namespace}"
         )
     return store, Opened(server, confirmed)
 

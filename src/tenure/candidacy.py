@@ -41,6 +41,8 @@ class Candidacy:
         self._news = news
         self.untold: set[str] = set()
         """Roles that were given up here, and the database has not heard of it yet."""
+        self.working: set[str] = set()
+        """Roles whose work goes on: given up or lost meanwhile, they are vacated here when it has ended (R12)."""
         self._vacating: dict[str, tuple[int, str | None, float]] = {}
         self._dropped: dict[str, int] = {}
         self._stand_back: dict[str, tuple[int, float]] = {}
@@ -95,9 +97,14 @@ class Candidacy:
         return tuple(role for role, (_, until) in self._stand_back.items() if now < until)
 
     @property
+    def untried(self) -> bool:
+        """Whether some role stood for has not been tried for since it last looked vacant."""
+        return bool(self.unregistered or self.wanted or self.busy)
+
+    @property
     def vacate_at(self) -> float:
         """When the next role is to be vacated in the database."""
-        return min((at for _, _, at in self._vacating.values()), default=NEVER)
+        return min((at for role, (_, _, at) in self._vacating.items() if role not in self.working), default=NEVER)
 
     def stand_ask(self, me: str) -> Stand:
         """Return what to write about candidacies."""
@@ -105,7 +112,8 @@ class Candidacy:
 
     def vacate_ask(self, me: str) -> Vacate:
         """Return which role to vacate."""
-        role, (token, to, _) = min(self._vacating.items(), key=lambda item: item[1][2])
+        idle = ((role, term) for role, term in self._vacating.items() if role not in self.working)
+        role, (token, to, _) = min(idle, key=lambda item: item[1][2])
         return Vacate(me, role, token, to)
 
     def acquire_ask(self, me: str, name: str, floor: int) -> Acquire:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tenure import timing
@@ -21,6 +21,7 @@ from tenure.dialects import postgresql
 from tenure.dialing import dial, load, parse_url, shut_down, warn_of_eavesdroppers, without_secrets
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable, TenureError
 from tenure.postgres import Backend, PooledSession, PostgresSession
+from tenure.session import Step
 from tenure.settings import Password, check_password
 
 if TYPE_CHECKING:
@@ -112,10 +113,17 @@ class PostgresConnector:
 
     def open(self, purpose: str, statement_timeout_s: float) -> PostgresSession:
         """Open a session of the node's own, with everything set that it relies on."""
+        return self._opened(purpose, lambda connection: self._session(connection, statement_timeout_s))
+
+    def open_plain(self, purpose: str) -> PostgresSession:
+        """Open a session with the settings that server, database and role give it, on whatever server answers."""
+        return self._opened(purpose, self._plain_session)
+
+    def _opened(self, purpose: str, prepare: Callable[[psycopg.Connection[Any]], PostgresSession]) -> PostgresSession:
         connection = self.connect(purpose)
         try:
             with self.limited(connection, CONNECT_TIMEOUT_S):
-                return self._session(connection, statement_timeout_s)
+                return prepare(connection)
         except TenureError:
             connection.close()
             raise
@@ -123,6 +131,13 @@ class PostgresConnector:
             complaint = str(error)
         connection.close()
         raise StoreUnavailable(f"cannot use {self!r}: {complaint}")
+
+    def _plain_session(self, connection: psycopg.Connection[Any]) -> PostgresSession:
+        backend = Backend(*connection.execute(_WHO).fetchone())  # type: ignore[misc]
+        connection.prepare_threshold = None  # a pooler would keep what is prepared
+        session = PostgresSession(connection, self.dialect, backend)
+        session.pooled = connection.info.backend_pid != backend.pid
+        return session
 
     def _session(self, connection: psycopg.Connection[Any], statement_timeout_s: float) -> PostgresSession:
         backend = Backend(*connection.execute(_WHO).fetchone())  # type: ignore[misc]
@@ -241,6 +256,13 @@ class PostgresConnector:
                 connection.execute(_SET, (name, value))
         if not connection.info.host.startswith("/") and self._read_back(connection) != lasting["tcp_user_timeout"]:
             log.warning("the server did not take tcp_user_timeout: a lost network is noticed late")
+
+    def keepalive(self, session: PostgresSession) -> list[tuple[str, str, str]]:
+        """Return each keepalive setting of the server's side: its name, what a node sets, and what the server took."""
+        told = self._server_keepalive()
+        query = "select name, setting from pg_catalog.pg_settings where name = any(:names)"
+        taken = dict(session.read(Step(query, {"names": list(told)}))[0].rows)
+        return [(name, value, taken.get(name, "")) for name, value in told.items()]
 
     def _server_keepalive(self) -> dict[str, str]:
         patience_s = timing.server_patience(self._ttl)

@@ -131,15 +131,20 @@ _told: set[str] = set()
 _telling = threading.Lock()
 
 
-def warn_of_eavesdroppers(connection: psycopg.Connection[Any]) -> None:
-    """Say once for each server if what is sent there, fenced writes included, can be read and changed on its way."""
+def stays_here(connection: psycopg.Connection[Any]) -> bool:
+    """Whether a connection does not leave this machine."""
     import ipaddress  # noqa: PLC0415 - nobody needs it who does not come here
 
+    address = connection.info.hostaddr
+    return not address or ipaddress.ip_address(address).is_loopback
+
+
+def warn_of_eavesdroppers(connection: psycopg.Connection[Any]) -> None:
+    """Say once for each server if what is sent there, fenced writes included, can be read and changed on its way."""
     info = connection.info
-    local = not info.hostaddr or ipaddress.ip_address(info.hostaddr).is_loopback
     server = f"{info.host}:{info.port}"
     with _telling:
-        if local or connection.pgconn.ssl_in_use or server in _told:
+        if stays_here(connection) or connection.pgconn.ssl_in_use or server in _told:
             return
         _told.add(server)
     log.warning("the connection to %s is not encrypted: add sslmode=require to the URL, or better verify-full", server)

@@ -64,6 +64,11 @@ class BaseElection(Generic[TermT]):
         """Whether this node stands for the role; False after :meth:`withdraw`."""
         return self.role in self._engine.protocol.roles.standing
 
+    @property
+    def settled(self) -> bool:
+        """Whether it is decided for now: who looks dead has been dealt with, and the role tried for if it is vacant."""
+        return self._engine.protocol.settled
+
     def on_event(self, callback: Callable[[Event], object]) -> None:
         """Call ``callback(event)`` for every event of this role; where, :meth:`BaseTerm.on_lost` says."""
         check_callback(callback)
@@ -141,6 +146,11 @@ class BaseElection(Generic[TermT]):
         else:
             self._engine.command(lambda protocol, now: protocol.resign(self.role, now, to))
 
+    def work(self, *, goes_on: bool) -> None:
+        """Tell whether work of the role goes on here: if it is given up meanwhile, others get it when it has ended."""
+        working = self._engine.protocol.roles.working
+        self._engine.command(lambda *_: working.add(self.role) if goes_on else working.discard(self.role))
+
     # For the facades -------------------------------------------------------------------------------------------
 
     @property
@@ -205,16 +215,7 @@ class BaseElection(Generic[TermT]):
 
     def _candidate(self, to: str) -> str:
         me = self._engine.protocol.member_id
-        standing = [candidate for candidate in self._candidates() if candidate.member_id != me]
-        ids = [candidate.member_id for candidate in standing if to in (candidate.name, candidate.member_id)]
-        if not ids:
-            names = ", ".join(repr(candidate.name) for candidate in standing) or "none"
-            raise ConfigError(f"role {self.role!r}: nobody else named {to!r} stands for it; others are {names}")
-        if len(ids) > 1:
-            raise ConfigError(
-                f"role {self.role!r}: {len(ids)} candidates are named {to!r}; give an id: {', '.join(ids)}"
-            )
-        return ids[0]
+        return values.candidate_id(self.role, to, [one for one in self._candidates() if one.member_id != me])
 
 
 class Election(BaseElection[Term]):

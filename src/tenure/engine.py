@@ -207,6 +207,16 @@ class Engine:
         except (FutureTimeout, TimeoutError):
             raise StoreUnavailable(f"the database did not answer within {QUERY_TIMEOUT_S:g} s") from None
 
+    def sentinel_descriptors(self) -> list[int]:
+        """Return duplicates of the descriptors on which the node's sentinel stands; none while there is no connection.
+
+        For a guard (``tenure run``): as long as it holds one, the others see the sentinel stand, even if this process
+        is gone, so it can end this process's work first. After a connection was opened anew they are others.
+        """
+        with self.lock, contextlib.suppress(Exception):  # a connection that is breaking just now has none
+            return self._store.sentinel.duplicates() if self._store else []
+        return []
+
     def check_running(self) -> None:
         """Raise NodeClosed unless the node runs, here in this process."""
         self.check_own()
@@ -339,7 +349,7 @@ class Engine:
 
     def _open(self) -> asks.Opened:
         self._drop_control()
-        store, session, opened = self.backend.open_control()
+        store, session, opened = self.backend.open_control(self._met)
         with self.lock:
             self._store, self._control = store, session
             self._encoding = session.encoding
@@ -348,6 +358,11 @@ class Engine:
         if not self.opened.done():
             self.opened.set_result(None)
         return opened
+
+    def _met(self, server_start: str) -> None:
+        with self.lock:
+            self.protocol.met(server_start, clock.now())
+            self._publish()
 
     def _withdraw_misfits(self) -> None:
         """Stop standing for roles that this database cannot hold: their names would keep the others from standing."""

@@ -102,6 +102,11 @@ class BaseNode(abc.ABC, Generic[ElectionT]):
         return self._settings.namespace
 
     @property
+    def database(self) -> str:
+        """Which kind of database it is: ``postgresql`` or ``sqlite``."""
+        return self._settings.database
+
+    @property
     def ttl(self) -> float:
         """Seconds for which the lease is good."""
         return self._settings.ttl
@@ -115,6 +120,14 @@ class BaseNode(abc.ABC, Generic[ElectionT]):
     def member_id(self) -> str | None:
         """The id of the present membership; None while there is none."""
         return self._engine.protocol.member_id
+
+    def sentinel_descriptors(self) -> list[int]:
+        """Return duplicates of the descriptors on which the sentinel stands, to be closed by the caller.
+
+        Whoever holds one keeps the sentinel standing, after this process has died too: for a process that must end
+        something else before others may take over. They change with every new connection.
+        """
+        return self._engine.sentinel_descriptors()
 
     def election(self, role: str, *, lock_id: int | str | None = None) -> ElectionT:
         """Stand for ``role`` without blocking; return the candidacy, the same one each time.

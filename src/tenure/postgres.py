@@ -214,6 +214,10 @@ class PostgresSession:
             self._server = Server(self.server_start, incarnation, int(incarnation.rsplit(":", 1)[1]))
         return self._server
 
+    def fileno(self) -> int:
+        """Return the descriptor of the connection's socket."""
+        return self.connection.fileno()
+
     def abort(self) -> None:
         """Make whatever hangs on this connection fail at once, from any thread."""
         shut_down(self.connection)

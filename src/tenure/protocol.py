@@ -194,6 +194,13 @@ class Protocol:
             return LONG_AGO
         return self._membership.trusted_until
 
+    @property
+    def settled(self) -> bool:
+        """Whether all that can be learnt at once has been: everybody looked at, the dead ended, vacancies tried for."""
+        looked = self._membership is not None and self._watch_open and not self._look_at_once
+        open_questions = self._observation.suspects or self._verdicts or self.roles.untried
+        return looked and not open_questions
+
     def deadline(self) -> float:
         """Return when :meth:`expire` must be called next."""
         return NEVER if self._lapsed or self._membership is None else self._membership.trusted_until
@@ -221,7 +228,9 @@ class Protocol:
         if self.phase is Phase.LEAVING:
             return asks.Leave(self._member.id)
         if self.phase is Phase.NONE:
-            return self._join() if now >= self._retry.at else self._retry.at
+            # Joining ends the row of the membership before; its roles are free then, and their work must have ended.
+            due = NEVER if self.roles.working else self._retry.at
+            return self._join() if now >= due else due
         if self.phase is Phase.RESUMING:
             if now < self._retry.at:
                 return self._retry.at
@@ -285,6 +294,16 @@ class Protocol:
             self._tidy_at = now + TIDY_EVERY_S
         elif isinstance(ask, asks.Leave):
             self._step("left")
+
+    def met(self, server_start: str, now: float) -> None:
+        """Take in that this server accepts connections, before the new connection is of any use.
+
+        In doubt that decides it: the server was not restarted, so only this node's connection was cut, and the others
+        have their proof. What runs under the terms must end now, for they take no longer than the rest takes here.
+        """
+        self.expire(now)
+        if self.phase is Phase.DOUBT and self._membership and self._membership.server.start == server_start:
+            self._over("the connection was cut", orphan=True)
 
     def lost_control(self, now: float) -> None:
         """Take in that the control connection is gone, and the sentinel with it."""

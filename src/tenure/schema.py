@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 
 from tenure import statements
-from tenure.dialects import Dialect
+from tenure.dialects import TABLES, Dialect
 from tenure.errors import ConfigError, StoreUnavailable
 from tenure.session import Failed, Run, Session, Step
 
@@ -242,12 +242,23 @@ def _migrate(session: Session, known: tuple[Migration, ...]) -> None:
     with session.transaction() as run:
         run(*_lock(session.dialect))
         present = _read_version(run, session.dialect)
+        if present == 0 and session.dialect.name != "sqlite" and not run(_schema_exists(session.dialect))[0].rows:
+            run(Step(_create_schema(session.dialect), {}))
         if 0 < present < known[-1].version and session.dialect.name != "sqlite":  # that lets others read on
             time.sleep(PAUSE_S)
             run(Step(f"select pg_catalog.set_config('lock_timeout', '{WAIT_S * 1000:.0f}ms', true)", {}))
         for migration in known:
             if migration.version > present:
                 _apply(run, session.dialect, migration)
+
+
+def require(session: Session) -> int:
+    """Return the version of the tables; raise if there are none, or none that this release can read."""
+    version = _version(session, MIGRATIONS[-1].version)
+    if not version:
+        where = "this file" if session.dialect.name == "sqlite" else f"schema {_schema_of(session.dialect)!r}"
+        raise ConfigError(f"there are no tables of Tenure in {where}: start a node, or run `tenure init`")
+    return version
 
 
 def check_privileges(session: Session) -> None:
@@ -308,6 +319,15 @@ def _exists(dialect: Dialect) -> Step:
     return Step(text, {"schema": _schema_of(dialect)})
 
 
+def _schema_exists(dialect: Dialect) -> Step:
+    """Look by ourselves: `create schema if not exists` wants CREATE on the database even where it has nothing to do."""
+    return Step("select 1 from pg_catalog.pg_namespace where nspname = :schema", {"schema": _schema_of(dialect)})
+
+
+def _create_schema(dialect: Dialect) -> str:
+    return "create schema if not exists " + dialect.prefix.rstrip(".")
+
+
 def _lock(dialect: Dialect) -> list[Step]:
     """Let one node at a time create the tables. SQLite's write lock is held already."""
     if dialect.name == "sqlite":
@@ -320,15 +340,38 @@ def _lock(dialect: Dialect) -> list[Step]:
 
 
 def _apply(run: Run, dialect: Dialect, migration: Migration) -> None:
-    if migration.version == 1:
-        if dialect.name != "sqlite":
-            run(Step("create schema if not exists " + dialect.prefix.rstrip("."), {}))
-        run(Step("create table {meta} (name text primary key, value integer not null)", {}))
-        run(Step("insert into {meta} (name, value) values ('version', 0), ('oldest', 1)", {}))
-    for text in migration.tables:
+    for text in _texts(dialect, migration):
         run(Step(text, {}))
+
+
+def _texts(dialect: Dialect, migration: Migration) -> list[str]:
+    """Return the statements of one migration, in the common text."""
+    texts = []
+    if migration.version == 1:
+        texts.append("create table {meta} (name text primary key, value integer not null)")
+        texts.append("insert into {meta} (name, value) values ('version', 0), ('oldest', 1)")
+    texts += migration.tables
     if dialect.name == "postgresql":
-        for text in migration.functions:
-            run(Step(text, {}))
-    run(Step("update {meta} set value = :value where name = 'version'", {"value": migration.version}))
-    run(Step("update {meta} set value = :value where name = 'oldest'", {"value": migration.oldest}))
+        texts += migration.functions
+    texts.append(f"update {{meta}} set value = {migration.version} where name = 'version'")
+    texts.append(f"update {{meta}} set value = {migration.oldest} where name = 'oldest'")
+    return texts
+
+
+def script(dialect: Dialect) -> list[str]:
+    """Return the statements that create the tables, for people who run them by hand."""
+    texts = [] if dialect.name == "sqlite" else [_create_schema(dialect)]
+    texts += [text for one in MIGRATIONS for text in _texts(dialect, one)]
+    return ["begin", *(dialect.text(text).strip() for text in texts), "commit"]
+
+
+def grants(dialect: Dialect, user: str) -> list[str]:
+    """Return the least privileges of a database user who runs nodes on tables that are there already."""
+    schema, quoted = dialect.prefix.rstrip("."), '"' + user.replace('"', '""') + '"'
+    changing = ", ".join(dialect.prefix + name for name in TABLES if name != "meta")
+    return [
+        f"grant usage on schema {schema} to {quoted}",
+        f"grant select on {dialect.prefix}meta to {quoted}",
+        f"grant select, insert, update, delete on {changing} to {quoted}",
+        f"grant execute on all functions in schema {schema} to {quoted}",
+    ]

@@ -127,6 +127,10 @@ class Sentinel(Protocol):
         """Let go of what a forked child inherited, without freeing the parent's lock."""
         ...
 
+    def duplicates(self) -> list[int]:
+        """Return duplicates of the descriptors on which the lock stands: it stands as long as one of them is open."""
+        ...
+
     def standing(self, keys: Sequence[int]) -> set[int]:
         """Return which of the locks are held at this moment."""
         ...

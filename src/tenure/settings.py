@@ -253,7 +253,12 @@ def _default_url() -> str:
 def _ttl(given: float | None) -> float:
     from_environment = os.environ.get("TENURE_TTL") or None
     what = "ttl" if given is not None or from_environment is None else "TENURE_TTL"
-    value = _number(what, next(ttl for ttl in (given, from_environment, timing.DEFAULT_TTL_S) if ttl is not None))
+    return check_ttl(what, next(ttl for ttl in (given, from_environment, timing.DEFAULT_TTL_S) if ttl is not None))
+
+
+def check_ttl(what: str, ttl: object) -> float:
+    """Return a TTL in seconds, or say what is wrong with it."""
+    value = _number(what, ttl)
     if not timing.MIN_TTL_S <= value <= timing.MAX_TTL_S:
         raise ConfigError(f"{what}={value:g} must be {timing.MIN_TTL_S:g} to {timing.MAX_TTL_S:g} seconds")
     return value

@@ -36,7 +36,8 @@ if os.name == "posix":
     import fcntl
 
 SERVER = Server(start="sqlite", incarnation="sqlite")
-OPEN_TIMEOUT_S = 5.0
+OPEN_TIMEOUT_S = 15.0
+"""How long a start waits for other writers. SQLite has no queue: of fifty that start at once, somebody waits long."""
 POLL_S = 0.05
 """How often the watcher looks: half of this is the usual delay before a crash is noticed."""
 
@@ -216,6 +217,11 @@ class FileSentinel:
                 os.close(descriptor)
             self._held.clear()
 
+    def duplicates(self) -> list[int]:
+        """Return duplicates of the locked descriptors: a lock of flock() is that of the open file."""
+        with _opening:
+            return [os.dup(descriptor) for descriptor in self._held.values()]
+
     def wait(self, key: int, seconds: float) -> None:
         """Wait until the lock falls or somebody has written to the database, for so long at most."""
         deadline = time.monotonic() + seconds
@@ -275,14 +281,14 @@ class SqliteConnector:
         """Show the file."""
         return f"SqliteConnector({str(self.path)!r})"
 
-    def connect(self) -> sqlite3.Connection:
-        """Open a plain connection in autocommit mode."""
+    def connect(self, *, as_it_is: bool = False) -> sqlite3.Connection:
+        """Open a plain connection in autocommit mode; ``as_it_is`` leaves the file's journal mode alone."""
         with _opening, contextlib.ExitStack() as stack:
             try:
                 if not self.path.parent.is_dir():
                     raise StoreUnavailable(f"cannot open {str(self.path)!r}: there is no such directory; create it")
                 for path in (self.path.parent, self.path, self.sentinels):
-                    if path.exists() and not _may_write(path):
+                    if path.exists() and not may_write(path):
                         raise StoreUnavailable(
                             f"cannot open {str(self.path)!r}: this user may not write to {str(path)!r}; give it the "
                             "permission, or another file"
@@ -291,7 +297,8 @@ class SqliteConnector:
                     self.path, timeout=OPEN_TIMEOUT_S, isolation_level=None, check_same_thread=False
                 )
                 stack.callback(connection.close)
-                _use_wal(connection)
+                if not as_it_is:
+                    _use_wal(connection)
                 connection.execute("pragma synchronous = full")  # a token must not come back after a crash
             except (sqlite3.Error, OSError) as error:
                 msg = f"cannot open {str(self.path)!r}: {error}"
@@ -299,17 +306,25 @@ class SqliteConnector:
             stack.pop_all()
         return connection
 
-    def open(self) -> SqliteSession:
+    def require(self) -> None:
+        """Raise if the file is not there, instead of creating it."""
+        if not self.path.is_file():
+            raise StoreUnavailable(
+                f"there is no file {str(self.path)!r}: no node has run there yet, or nodes were given another URL"
+            )
+
+    def open(self, *, as_it_is: bool = False) -> SqliteSession:
         """Open a session of the node's own. Until it is hurried, it waits for other writers as for a slow server."""
         with _opening:
-            return SqliteSession(self.connect())
+            return SqliteSession(self.connect(as_it_is=as_it_is))
 
     def hurry(self, session: SqliteSession) -> None:
         """Let no statement of a session outlast a renewal interval from now on."""
         session.connection.execute(f"pragma busy_timeout = {round(self._busy_timeout_s * 1000)}").fetchone()
 
 
-def _may_write(path: Path) -> bool:
+def may_write(path: Path) -> bool:
+    """Whether this user may read and write a file, or list and change a directory."""
     return os.access(path, os.R_OK | os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 

@@ -234,6 +234,44 @@ where t.namespace = :namespace and t.role = :role
 order by t.token desc limit :limit
 """
 
+ROLES = """
+select r.name, r.token, m.id, m.name, t.began_at, m.renewed_at, m.ttl_ms, {now},
+       (select count(*) from {candidates} c join {members} s on s.id = c.member_id and s.ended_at is null
+        where c.namespace = r.namespace and c.role = r.name)
+from {roles} r
+left join {terms} t on t.namespace = r.namespace and t.role = r.name and t.token = r.token and t.resigned_at is null
+left join {members} m on m.id = r.holder and m.ended_at is null and t.token is not null
+where r.namespace = :namespace order by r.name
+"""
+
+MEMBERS = """
+select id, name, host, pid, version, sentinel_key, takeover, ttl_ms, joined_at, renewed_at, {now}
+from {members} where namespace = :namespace and ended_at is null order by joined_at, id
+"""
+
+# What operators do -------------------------------------------------------------------------------------------
+
+REQUEST = """
+update {roles} set request_token = token, request_to = :to
+where namespace = :namespace and name = :role and token = :token and holder is not null
+"""
+
+NAMESPACES = """
+select name from {namespaces} order by name
+"""
+
+SET_MAX_TTL = """
+update {namespaces} set max_ttl_ms = :max_ttl_ms where name = :namespace
+"""
+
+FORGET = (
+    "delete from {candidates} where namespace = :namespace",
+    "delete from {terms} where namespace = :namespace",
+    "delete from {roles} where namespace = :namespace",
+    "delete from {members} where namespace = :namespace",
+    "delete from {namespaces} where name = :namespace",
+)
+
 # Keeping the tables small ------------------------------------------------------------------------------------
 
 LAST_KEPT_END = """

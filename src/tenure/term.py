@@ -65,6 +65,11 @@ class BaseTerm:
         return now() < self._lease.deadline and self._reason is None
 
     @property
+    def trusted_until(self) -> float:
+        """When trust ends unless it is renewed, by ``tenure.clock``; long ago while in doubt."""
+        return self._lease.deadline
+
+    @property
     def remaining(self) -> float:
         """Seconds until trust ends unless it is renewed; 0 if it has ended."""
         return max(0.0, self._lease.deadline - now()) if self._reason is None else 0.0

@@ -5,11 +5,25 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from tenure import statements
-from tenure.session import Step
-from tenure.store import Store
+from tenure.errors import ConfigError
+from tenure.session import Session, Step
+
+
+class Tables(Protocol):
+    """Where to look: the tables of one namespace, on an open connection."""
+
+    @property
+    def namespace(self) -> str:
+        """The namespace."""
+        ...
+
+    @property
+    def session(self) -> Session:
+        """The connection."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -53,44 +67,61 @@ class TermRecord:
     reason: str | None
 
 
-def leader(store: Store, role: str) -> LeaderInfo | None:
+def leader(tables: Tables, role: str) -> LeaderInfo | None:
     """Return who holds ``role``, or None."""
-    for member_id, name, token, began, renewed, now in _read(store, statements.LEADER, role=role):
-        return LeaderInfo(role, token, member_id, name, _time(began), _seconds(renewed, now))
+    for member_id, name, token, began, renewed, now in _read(tables, statements.LEADER, role=role):
+        return LeaderInfo(role, token, member_id, name, time_of(began), seconds_between(renewed, now))
     return None
 
 
-def candidates(store: Store, role: str) -> list[Candidate]:
+def candidates(tables: Tables, role: str) -> list[Candidate]:
     """Return who stands for ``role``, in the order in which they joined."""
     return [
-        Candidate(member_id, name, host, pid, takeover, ttl_ms / 1000, _seconds(renewed, now), json.loads(metadata))
+        Candidate(
+            member_id, name, host, pid, takeover, ttl_ms / 1000, seconds_between(renewed, now), json.loads(metadata)
+        )
         for member_id, name, host, pid, takeover, ttl_ms, renewed, now, metadata in _read(
-            store, statements.CANDIDATES, role=role
+            tables, statements.CANDIDATES, role=role
         )
     ]
 
 
-def history(store: Store, role: str, limit: int) -> list[TermRecord]:
+def history(tables: Tables, role: str, limit: int) -> list[TermRecord]:
     """Return the last terms of ``role``, newest first. A term whose end nobody wrote down ended with the next."""
     records: list[TermRecord] = []
-    next_began: datetime | None = None
-    for token, member_id, name, began, ended, reason in _read(store, statements.HISTORY, role=role, limit=limit):
-        end = _time(ended) if ended is not None else next_began
-        records.append(
-            TermRecord(role, token, member_id, name, _time(began), end, reason or ("superseded" if end else None))
-        )
-        next_began = _time(began)
+    for token, member_id, name, began, ended, told in _read(tables, statements.HISTORY, role=role, limit=limit):
+        end, reason = (time_of(ended) if ended is not None else None), told
+        after = records[-1] if records else None
+        if after is not None and (end is None or end >= after.began):
+            end = after.began
+            if after.member_id == member_id and told != "resigned":  # what is written down is the end of the member
+                reason = "lapsed"
+            reason = reason or "superseded"
+        records.append(TermRecord(role, token, member_id, name, time_of(began), end, reason))
     return records
 
 
-def _read(store: Store, text: str, **parameters: object) -> Any:
-    step = Step(text, {"namespace": store.namespace, **parameters})
-    return store.session.read(step)[0].rows
+def candidate_id(role: str, to: str, others: list[Candidate]) -> str:
+    """Return the id of the one candidate of that name (or id), or say why there is none."""
+    ids = [candidate.member_id for candidate in others if to in (candidate.name, candidate.member_id)]
+    if not ids:
+        names = ", ".join(repr(candidate.name) for candidate in others) or "none"
+        raise ConfigError(f"role {role!r}: nobody else named {to!r} stands for it; others are {names}")
+    if len(ids) > 1:
+        raise ConfigError(f"role {role!r}: {len(ids)} candidates are named {to!r}; give an id: {', '.join(ids)}")
+    return ids[0]
 
 
-def _time(value: datetime | str) -> datetime:
+def _read(tables: Tables, text: str, **parameters: object) -> Any:
+    step = Step(text, {"namespace": tables.namespace, **parameters})
+    return tables.session.read(step)[0].rows
+
+
+def time_of(value: datetime | str) -> datetime:
+    """Return a time as the database gave it, with its zone."""
     return value if isinstance(value, datetime) else datetime.fromisoformat(value.replace("Z", "+00:00"))
 
 
-def _seconds(earlier: datetime | str, later: datetime | str) -> float:
-    return (_time(later) - _time(earlier)).total_seconds()
+def seconds_between(earlier: datetime | str, later: datetime | str) -> float:
+    """Return the seconds from one time to another."""
+    return (time_of(later) - time_of(earlier)).total_seconds()

@@ -69,6 +69,10 @@ class NoSentinel:
     def abandon(self) -> None:
         """Do nothing."""
 
+    def duplicates(self) -> list[int]:
+        """Return none."""
+        return []
+
     def standing(self, keys: Sequence[int]) -> set[int]:
         """Return them all."""
         return set(keys)

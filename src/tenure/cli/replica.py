@@ -1,0 +1,242 @@
+"""One of the demo's three processes, both ends of its line: the program that it runs, and the demo's hold on it.
+
+``python -m tenure.cli.replica '{"name": "replica-a", …}'``, the URL in TENURE_URL. Commands come in on stdin, a line
+each; JSON lines go out on stdout. All moments are of ``tenure.clock``, which the processes of a machine share.
+
+    read            is_leader, at this moment
+    write           a row under the last term, in a fenced transaction
+    candidates      who stands for the role
+    hand-over NAME  resign, in favour of NAME
+
+The end of its input is the end of it: it leaves, and the others know.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tenure.clock import now
+from tenure.election import Election
+from tenure.errors import Fenced, TenureError
+from tenure.node import Node
+from tenure.term import Term
+
+ROLE = "scheduler"
+READ_EVERY_S = 0.002
+SAY_EVERY_S = 0.05
+LEAVE_S = 5.0
+PR_SET_PDEATHSIG = 1
+
+
+class Failure(Exception):
+    """Something that the demo claims did not happen."""
+
+
+# The program --------------------------------------------------------------------------------------------------
+
+
+class Program:
+    """Stands for the role, says all the time what it reads, and does what it is asked."""
+
+    def __init__(self, node: Node, election: Election, ledger: str) -> None:
+        """Begin to say."""
+        self._node = node
+        self._election = election
+        mark = "?" if os.environ["TENURE_URL"].startswith("sqlite") else "%s"
+        self._insert = f"insert into {ledger} (token, name) values ({mark}, {mark})"
+        self._term: Term | None = None
+        threading.Thread(target=self._keep_reading, daemon=True).start()
+
+    def obey(self) -> None:
+        """Do what stdin says, until it ends."""
+        commands: dict[str, Callable[..., dict[str, Any]]] = {
+            "read": lambda: {"leads": self._election.is_leader},
+            "write": self._write,
+            "candidates": lambda: {"names": [one.name for one in self._election.candidates()]},
+            "hand-over": self._hand_over,
+        }
+        for line in sys.stdin:
+            name, *arguments = line.split()
+            try:
+                say(name, **commands[name](*arguments))
+            except TenureError as error:
+                say(name, failed=str(error))
+
+    def _write(self) -> dict[str, Any]:
+        assert self._term is not None
+        try:
+            with self._term.transaction() as transaction:
+                transaction.execute(self._insert, (self._term.token, self._node.name))
+        except Fenced as error:
+            return {"token": self._term.token, "refused": str(error)}
+        return {"token": self._term.token}
+
+    def _hand_over(self, name: str) -> dict[str, Any]:
+        self._election.resign(to=name)
+        return {}
+
+    def _keep_reading(self) -> None:
+        """Read ``is_leader`` as the work of a service would, and report: the first and the last True of each term."""
+        reads, first, last = 0, 0.0, 0.0
+        said: tuple[bool, float] = (False, 0.0)
+        said_at = 0.0
+        while True:
+            before = now()
+            leads = self._election.is_leader
+            after = now()
+            reads += 1
+            term = self._election.term
+            if term is not None and (self._term is None or term.token != self._term.token):
+                self._term, first = term, after
+            if leads:
+                last = before
+            until = after + self._term.remaining if self._term is not None else 0.0
+            if leads != said[0] or until > said[1] + 0.01 or after > said_at + SAY_EVERY_S:
+                said, said_at = (leads, until), after
+                token = self._term.token if self._term is not None else None
+                joined = self._node.member_id is not None
+                say("state", leads=leads, token=token, until=until, first=first, last=last, reads=reads, joined=joined)
+            time.sleep(READ_EVERY_S)
+
+
+def say(what: str, **details: object) -> None:
+    """Tell the demo; whole lines, from any thread."""
+    try:
+        os.write(1, json.dumps({"what": what, "at": now(), **details}).encode() + b"\n")
+    except BrokenPipeError:  # the demo is gone
+        os._exit(1)
+
+
+def main() -> None:
+    """Be a replica."""
+    if sys.platform == "linux":  # or a frozen one, which sees no end of its input, would outlive the demo
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    logging.getLogger("tenure").addHandler(logging.NullHandler())
+    options = json.loads(sys.argv[1])
+    ledger = options.pop("ledger")
+    try:
+        with Node(**options) as node:
+            say("started", mode=node.mode)
+            Program(node, node.election(ROLE), ledger).obey()
+    except TenureError as error:
+        say("ended", why=str(error))
+
+
+# The demo's hold on it ----------------------------------------------------------------------------------------
+
+
+class Replica:
+    """A process, and what it said last."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        """Start it; the options are a node's, and ``ledger``, the table to write to."""
+        self.name: str = options["name"]
+        self.fate = ""
+        """What the demo did to it: ``killed``, ``frozen``, or nothing."""
+        self.mode: str | None = None
+        self.leads = self.joined = False
+        self.until = 0.0
+        """When its trust in its lease ends, unless it is renewed."""
+        self.reads = 0
+        self.terms: dict[int, tuple[float, float]] = {}
+        """The first and the last moment at which it surely read True, by token."""
+        self.answers: list[dict[str, Any]] = []
+        self._rest = b""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
+        self.process = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-m", "tenure.cli.replica", json.dumps(options)],
+            env={**environment, "TENURE_URL": url},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # deaf to our terminal's Ctrl-C
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self.process.pid
+
+    @property
+    def token(self) -> int | None:
+        """The token of its last term."""
+        return max(self.terms, default=None)
+
+    def ask(self, command: str) -> None:
+        """Send a command."""
+        assert self.process.stdin
+        try:
+            self.process.stdin.write(command.encode() + b"\n")
+        except BrokenPipeError:
+            self.read()  # raises, and says why
+
+    def signal(self, number: signal.Signals) -> float:
+        """Send a signal; return the moment just before."""
+        at = now()
+        os.kill(self.pid, number)  # not yet waited for, so the number is still its own
+        return at
+
+    def read(self) -> None:
+        """Take in what it said; its end is a failure, unless the demo killed it."""
+        assert self.process.stdout
+        data = os.read(self.process.stdout.fileno(), 65536)
+        if not data and self.fate != "killed":
+            code = self.process.wait()
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            raise Failure(f"{self.name} {how}, and the demo did not do that")
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._take(json.loads(line))
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["what"] == "state":
+            self.leads, self.until, self.reads = message["leads"], message["until"], message["reads"]
+            self.joined = message["joined"]
+            if message["token"] is not None:
+                self.terms[message["token"]] = (message["first"], message["last"])
+        elif message["what"] == "started":
+            self.mode = message["mode"]
+        elif message["what"] == "ended":
+            raise Failure(f"{self.name} could not go on: {message['why']}")
+        elif "failed" in message:
+            raise Failure(f"{self.name} could not {message['what']}: {message['failed']}")
+        else:
+            self.answers.append(message)
+
+    def close(self) -> None:
+        """Let it leave."""
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.stdin = None
+        if self.fate == "frozen":
+            self.signal(signal.SIGCONT)
+
+    def wait(self) -> None:
+        """Wait for its end; kill it if it does not come."""
+        try:
+            self.process.communicate(timeout=LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+
+
+def listen(replicas: Sequence[Replica], seconds: float) -> None:
+    """Take in what they say, for so long at most."""
+    speaking = {one.process.stdout: one for one in replicas if one.process.stdout and one.fate != "killed"}
+    for stream in select.select(list(speaking), [], [], seconds)[0]:
+        speaking[stream].read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,534 @@
+"""The commands that look and keep house, as an operator types them: what they print, and what they leave with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import tenure
+from tenure import asks, schema
+from tenure.cli import COMMANDS, main
+from tenure.connections import fence
+from tests.cluster import ROOT
+from tests.desk import Desk, Nodes, connected, execute, until
+
+TENURE = Path(sys.executable).with_name("tenure")
+PASSWORD = "canary-7f3a"
+
+
+class Answer:
+    """What a command printed and left with."""
+
+    def __init__(self, *arguments: str, url: str | None = None, text: str | None = None) -> None:
+        told = [*arguments, "--url", url] if url is not None else arguments
+        result = CliRunner().invoke(main, told, input=text)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+        self.code, self.out, self.err = result.exit_code, result.stdout, result.stderr
+
+    @property
+    def lines(self) -> list[list[str]]:
+        """The printed columns."""
+        return [re.split(r"  +", line) for line in self.out.splitlines()]
+
+
+def tell(*arguments: str, url: str) -> Answer:
+    """Run a command that must work."""
+    answer = Answer(*arguments, url=url)
+    assert (answer.code, answer.err) == (0, ""), answer.err
+    return answer
+
+
+def test_status_shows_who_leads_what(store_url):
+    with Nodes(store_url) as nodes:
+        leads, _ = nodes.pair("scheduler")
+        nodes("third").election("other").wait(20)
+        header, *rows, blank, other_header, _, _, third = tell("status", url=store_url).lines
+        assert header == ["ROLE", "LEADER", "TOKEN", "SINCE", "RENEWED", "CANDIDATES"]
+        assert [(row[0], row[1], row[2], row[5]) for row in rows] == [
+            ("other", "third", "1", "1"),
+            ("scheduler", "leader", "1", "2"),
+        ]
+        assert blank == [""]
+        assert other_header == ["MEMBER", "HOST", "PID", "VERSION", "MODE", "TTL", "RENEWED"]
+        assert third[0] == "third"
+        assert third[2:5] == [str(os.getpid()), tenure.__version__, "hybrid, instant"]
+        leads.withdraw()
+        until(lambda: tell("status", url=store_url).lines[2][1] == "standby", "the standby leads")
+
+
+def test_leader_that_has_not_renewed_within_its_ttl_is_overdue(store_url):
+    with Desk(store_url, ttl=1) as desk:
+        desk.acquire("r")
+        until(lambda: "overdue" in tell("status", url=store_url).lines[1][4], "the leader is overdue")
+        assert "overdue" in tell("members", url=store_url).out
+        assert tell("watch", "--count", "1", url=store_url).out.endswith(
+            f" led by {desk.settings.name}, who is overdue\n"
+        )
+
+
+def test_empty_namespace_names_those_that_are_not(sqlite_url):
+    with Nodes(sqlite_url, namespace="blue") as nodes:
+        nodes("a").election("r").wait(20)
+        said = "namespace 'default' has no roles and no members; others are: 'blue'\n"
+        assert Answer("status", url=sqlite_url).err == said
+        assert "PID" in tell("status", "--namespace", "blue", url=sqlite_url).out
+
+
+def test_json_has_the_documented_shape(store_url):
+    with Nodes(store_url, ttl=30) as nodes:
+        nodes.pair("scheduler")
+        status = json.loads(tell("status", "--json", url=store_url).out)
+        assert set(status) == {"namespace", "roles", "members"}
+        (role,) = status["roles"]
+        assert set(role) == {"role", "token", "leader", "overdue", "candidates"}
+        assert set(role["leader"]) == {"role", "token", "member_id", "name", "since", "renewed_ago"}
+        members = json.loads(tell("members", "--json", url=store_url).out)
+        assert [(one["name"], one["leads"], one["mode"], one["ttl"]) for one in members] == [
+            ("leader", ["scheduler"], "hybrid", 30.0),
+            ("standby", [], "hybrid", 30.0),
+        ]
+        assert set(members[0]) == {field.name for field in dataclasses.fields(tenure.MemberInfo)}
+        assert members[0]["pid"] == os.getpid()
+        assert [one["member_id"] for one in status["members"]] == [one["member_id"] for one in members]
+        (term,) = json.loads(tell("history", "scheduler", "--json", url=store_url).out)
+        assert set(term) == {"token", "name", "member_id", "began", "ended", "reason", "gap"}
+        assert (term["token"], term["ended"], term["gap"]) == (1, None, None)
+
+
+def test_history_shows_reasons_and_gaps(store_url):
+    with Nodes(store_url) as nodes:
+        leads, stands = nodes.pair("r")
+        leads.resign()
+        stands.wait(20)
+        header, newest, oldest = tell("history", "r", url=store_url).lines
+        assert header == ["TOKEN", "LEADER", "BEGAN", "LASTED", "ENDED", "GAP BEFORE"]
+        assert (newest[:2], newest[4]) == (["2", "standby"], "goes on")
+        assert re.fullmatch(r"\d+ ms|\d+\.\d s", newest[5])
+        assert (oldest[:2], oldest[4:]) == (["1", "leader"], ["resigned", "-"])
+        (only,) = json.loads(tell("history", "r", "--limit", "1", "--json", url=store_url).out)
+        assert (only["token"], only["gap"] is not None) == (2, True)
+        assert "has no terms" in Answer("history", "nothing", url=store_url).err
+
+
+def test_term_that_lapsed_ended_with_the_next_of_the_same_member(store_url):
+    with Desk(store_url) as desk:
+        assert [desk.acquire("r"), desk.acquire("r")] == [{"r": 1}, {"r": 2}]
+        desk.ask(asks.Leave(desk.id))
+    newest, oldest = json.loads(tell("history", "r", "--json", url=store_url).out)
+    assert (newest["reason"], newest["gap"]) == ("left", None)  # nobody can say since when nobody led
+    assert (oldest["reason"], oldest["ended"]) == ("lapsed", newest["began"])
+
+
+# --- resign -------------------------------------------------------------------------------------------------
+
+
+def test_resign_moves_the_role_to_the_one_named(store_url):
+    with Nodes(store_url, renew_every=0.3) as nodes:
+        nodes.pair("r")
+        nodes("third").election("r")
+        until(lambda: tell("status", url=store_url).lines[1][5] == "3", "three candidates")
+        assert tell("resign", "r", "--to", "third", url=store_url).out == "r: third leads now, with token 2\n"
+        row = tell("status", url=store_url).lines[1]
+        assert row[1] == "third"
+
+
+def test_resign_without_a_name_moves_the_role_to_another(store_url):
+    with Nodes(store_url, renew_every=0.3) as nodes:
+        leads, stands = nodes.pair("r")
+        assert tell("resign", "r", url=store_url).out == "r: standby leads now, with token 2\n"
+        assert (leads.is_leader, stands.is_leader) == (False, True)
+
+
+def test_resign_says_why_not(store_url):
+    with Nodes(store_url, renew_every=0.3) as nodes:
+        leads, _ = nodes.pair("r")
+        elsewhere = nodes("elsewhere")
+        until(lambda: elsewhere.member_id, "it joined")
+        for to in ("nobody", "elsewhere", "leader"):
+            answer = Answer("resign", "r", "--to", to, url=store_url)
+            assert answer.code == 2
+            assert f"nobody else named {to!r} stands for it; others are 'standby'" in answer.err
+        answer = Answer("resign", "no such role", url=store_url)
+        assert (answer.code, answer.err) == (2, "tenure: role 'no such role': nobody leads, so nobody can resign\n")
+        assert leads.is_leader
+
+
+def test_resign_to_one_that_dies_leaves_the_role_to_another(postgres_url, tmp_path):
+    from tests.cluster import Cluster
+
+    with Cluster(postgres_url, tmp_path, ttl=20, renew_every=0.3) as cluster:
+        cluster.start(3)
+        leader, token = cluster.wait_for_leader()
+        chosen, other = [node for node in cluster.nodes if node is not leader]
+        chosen.stop()  # it stands, and will not take the role
+        answers: list[Answer] = []
+        asking = threading.Thread(
+            target=lambda: answers.append(Answer("resign", cluster.role, "--to", chosen.name, url=postgres_url))
+        )
+        asking.start()
+        leader.wait_event("deposed", token=token)
+        chosen.kill()
+        _, new_token = cluster.wait_for_leader(token)
+        asking.join(30)
+        assert answers[0].code == 0
+        assert f"with token {new_token}" in answers[0].out
+        assert other.running
+
+
+def test_leader_that_does_not_answer_is_told_of_and_nothing_hangs(postgres_url, tmp_path):
+    from tests.cluster import Cluster
+
+    with Cluster(postgres_url, tmp_path, ttl=30) as cluster:
+        cluster.start(2)
+        leader, _ = cluster.wait_for_leader()
+        leader.stop()
+        answer = Answer("resign", cluster.role, "--timeout", "0.5", url=postgres_url)
+        assert answer.code == 2
+        assert f"{leader.name!r} was asked to resign and has not within 0.5 s" in answer.err
+        leader.cont()
+
+
+def test_resign_waits_for_a_transaction_under_the_term_and_says_so(postgres_url, monkeypatch):
+    monkeypatch.setattr("tenure.backends.LOOK_TIMEOUT_S", 0.6)
+    with Desk(postgres_url) as desk, connected(postgres_url) as connection:
+        fence(connection, desk.lead("r"), 5.0)
+        answer = Answer("resign", "r", "--timeout", "0.1", url=postgres_url)
+        assert answer.code == 2
+        assert "could not be asked to resign: a transaction under its term keeps the role locked" in answer.err
+        threading.Timer(1.5, connection.rollback).start()  # in the midst of the second attempt or of a later one
+        answer = Answer("resign", "r", "--timeout", "3", url=postgres_url)
+        assert "was asked to resign and has not within 3 s; the request stands" in answer.err
+
+
+# --- keeping house ------------------------------------------------------------------------------------------
+
+
+def test_init_creates_the_tables_and_sets_the_largest_ttl(store_url):
+    there = tell("init", url=store_url).out.rstrip()
+    limited = tell("init", "--max-ttl", "20", url=store_url).out
+    assert limited == f"{there}; the largest TTL of namespace 'default' is 20 s\n"
+    with pytest.raises(tenure.ConfigError, match="above the largest permitted"):
+        tenure.Node(store_url, ttl=21).start()
+    answer = Answer("init", "--max-ttl", "0", url=store_url)
+    assert (answer.code, answer.err) == (2, "tenure: max_ttl=0 must be 1 to 3600 seconds\n")
+
+
+def test_largest_ttl_is_not_set_below_that_of_a_living_member(store_url):
+    with Desk(store_url, ttl=30) as desk:
+        answer = Answer("init", "--max-ttl", "20", url=store_url)
+        assert answer.code == 2
+        assert (
+            f"below the TTL of living members, who rely on it: stop them first ({desk.settings.name!r} (30))"
+            in answer.err
+        )
+    tell("init", "--max-ttl", "30", url=store_url)
+
+
+def objects(url):
+    """Everything that stands in a database."""
+    return set(
+        execute(url, "select name from sqlite_master")
+        if url.startswith("sqlite")
+        else execute(
+            url,
+            "select 'table', relname from pg_class union all select 'function', proname from pg_proc "
+            "union all select 'schema', nspname from pg_namespace union all select 'type', typname from pg_type",
+        )
+    )
+
+
+def test_uninstalling_as_the_page_says_leaves_nothing(store_url):
+    execute(store_url, "create table mine (id integer)")
+    before = objects(store_url)
+    with Nodes(store_url) as nodes:
+        nodes.pair("r")
+    assert objects(store_url) > before
+    page = (ROOT / "docs" / "how-to" / "tables.md").read_text()
+    if store_url.startswith("sqlite"):
+        query = re.search(r"`(select name from sqlite_master .*?)`", page).group(1)
+        execute(store_url, *(f"drop table {name}" for (name,) in execute(store_url, query)))
+    else:
+        execute(store_url, re.search(r"^drop schema .*?;", page, re.MULTILINE).group(0))
+    assert objects(store_url) == before
+
+
+def test_printed_statements_create_the_same_tables_and_the_grants_suffice(postgres_server, postgres_url):
+    with connected(postgres_url, autocommit=True) as connection:
+        connection.execute(Answer("sql").out.encode())
+        connection.execute("drop role if exists app_user")
+        connection.execute("create role app_user login")
+        connection.execute(Answer("sql", "--grants", "app_user").out.encode())
+    database = postgres_url.rpartition("/")[2]
+    with (
+        tenure.Node(postgres_server.url(database, user="app_user")) as node,
+        node.lead("r", timeout=20) as term,
+        term.transaction() as transaction,
+    ):
+        transaction.execute("select 1")
+    assert execute(postgres_url, "select value from tenure.meta where name = 'version'") == [
+        (schema.MIGRATIONS[-1].version,)
+    ]
+
+
+def test_printed_statements_create_the_same_tables_on_sqlite(sqlite_url):
+    with connected(sqlite_url) as connection:
+        connection.executescript(Answer("sql", "--dialect", "sqlite").out)
+    with tenure.Node(sqlite_url) as node, node.lead("r", timeout=20):
+        pass
+
+
+def test_printed_fence_is_the_one_of_the_library():
+    assert Answer("sql", "--fence", "it's").out == tenure.fence_sql("it's") + ";\n"
+
+
+def test_forget_deletes_a_namespace_that_nobody_lives_in(store_url):
+    with Nodes(store_url, namespace="old") as nodes:
+        nodes("a").election("r").wait(20)
+        answer = Answer("forget", "old", "--yes", url=store_url)
+        assert answer.code == 2
+        assert "living members: stop them first ('a')" in answer.err
+    assert Answer("forget", "old", url=store_url, text="n\n").code == 1
+    assert tell("status", "--namespace", "old", url=store_url).lines[1][0] == "r"
+    assert tell("forget", "old", "--yes", url=store_url).out == "namespace 'old' is forgotten\n"
+    answer = Answer("forget", "old", "--yes", url=store_url)
+    assert (answer.code, answer.err) == (2, "tenure: there is no namespace 'old'; there are: none\n")
+
+
+# --- watch --------------------------------------------------------------------------------------------------
+
+
+def test_watch_prints_a_line_for_each_change(store_url):
+    with Nodes(store_url) as nodes:
+        leads, stands = nodes.pair("r")
+        process = subprocess.Popen(
+            [TENURE, "watch", "--every", "0.1"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TENURE_URL": store_url},
+        )
+        assert process.stdout is not None
+        with process:
+            assert process.stdout.readline().endswith(" r token 1 led by leader\n")
+            leads.withdraw()
+            stands.wait(20)
+            assert any(line.endswith(" r token 2 led by standby\n") for line in process.stdout)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 130
+
+
+def test_watch_and_resign_outlive_the_database_or_say_that_it_is_gone(postgres_server, postgres_url):
+    tell("init", url=postgres_url)
+    with (
+        subprocess.Popen(
+            [TENURE, "watch", "--every", "0.1"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TENURE_URL": postgres_url},
+        ) as process,
+        Desk(postgres_url, ttl=60) as desk,
+    ):
+        assert process.stdout is not None
+        desk.acquire("r")
+        assert " r token 1 led by desk-" in process.stdout.readline()
+        answers: list[Answer] = []
+        asking = threading.Thread(target=lambda: answers.append(Answer("resign", "r", url=postgres_url)))
+        asking.start()
+        until(lambda: execute(postgres_url, "select request_token from tenure.roles")[0][0] == 1, "the request")
+        postgres_server.restart()
+        asking.join(30)
+        assert (answers[0].code, answers[0].out) == (2, "")
+        assert answers[0].err.count("\n") == 1
+        assert " the database is away: " in process.stdout.readline()
+        assert any(line.endswith(" the database is back\n") for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+
+
+# --- what can be wrong --------------------------------------------------------------------------------------
+
+LOOKS = (
+    ("status",),
+    ("members",),
+    ("history", "r"),
+    ("resign", "r"),
+    ("watch", "--count", "1"),
+    ("forget", "x", "--yes"),
+)
+
+
+@pytest.mark.parametrize("command", LOOKS, ids=lambda command: command[0])
+def test_database_that_is_missing_empty_newer_or_unreachable_is_one_line_and_2(command, postgres_url, tmp_path):
+    missing = f"sqlite:///{tmp_path}/missing.db"
+    newer = f"sqlite:///{tmp_path}/newer.db"
+    tell("init", url=newer)
+    execute(newer, "update tenure_meta set value = 99")
+    garbage = tmp_path / "garbage.db"
+    garbage.write_text("this is no database\n" * 100)
+    for url, said in (
+        (missing, "there is no file"),
+        (postgres_url, "there are no tables of Tenure in schema 'tenure'"),
+        (newer, "upgrade Tenure here"),
+        (f"sqlite:///{garbage}", "not a database"),
+        (f"postgresql://u:{PASSWORD}@127.0.0.1:1/x", "cannot connect"),
+        (f"postgresql://u:{PASSWORD}@[::1/x", "malformed"),
+        (f"oracle://u:{PASSWORD}@host/x", "unknown database 'oracle'"),
+    ):
+        answer = Answer(*command, url=url)
+        assert answer.code == 2
+        assert answer.out == ""
+        assert said in answer.err
+        assert answer.err.count("\n") == 1
+        assert PASSWORD not in answer.err
+    assert not (tmp_path / "missing.db").exists()
+
+
+def test_server_that_freezes_is_told_of_and_nothing_hangs(postgres_url, monkeypatch):
+    monkeypatch.setattr("tenure.registry.LOOK_TIMEOUT_S", 0.5)
+    tell("init", url=postgres_url)
+    with tenure.Registry(postgres_url) as registry:
+        os.kill(registry.session.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(tenure.StoreUnavailable, match=r"did not answer within 0\.5 s"):
+                registry.roles()
+        finally:
+            os.kill(registry.session.pid, signal.SIGCONT)
+
+
+def test_looking_changes_nothing_in_a_file_of_somebody_else(sqlite_url):
+    execute(sqlite_url, "create table mine (id integer)")
+    path = Path(sqlite_url.removeprefix("sqlite:///"))
+    before = path.read_bytes()
+    assert "there are no tables of Tenure in this file" in Answer("status", url=sqlite_url).err
+    assert path.read_bytes() == before
+
+
+def test_what_is_written_into_a_row_does_nothing_to_a_terminal(sqlite_url):
+    with Desk(sqlite_url) as desk:
+        desk.acquire("r")
+        execute(sqlite_url, "update tenure_members set name = 'a' || char(27) || '[31m' || char(10)")
+        for command in (["status"], ["members"], ["watch", "--count", "1"]):
+            said = tell(*command, url=sqlite_url).out
+            assert "a\\u001b[31m\\u000a" in said
+            assert "\x1b" not in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status", f"postgresql://u:{PASSWORD}@h/db"],
+        [f"postgresql://u:{PASSWORD}@h/db"],
+        ["status", "--url-file", f"postgresql://u:{PASSWORD}@h/db"],
+        ["status", f"--postgresql://u:{PASSWORD}@h/db"],
+        ["run", "--role", "r", f"postgresql://u:{PASSWORD}@h/db"],
+        ["history", "r", "--limit", f"postgresql://u:{PASSWORD}@h/db"],
+    ],
+)
+def test_url_in_the_wrong_place_does_not_show_its_password(arguments):
+    answer = Answer(*arguments)
+    assert answer.code in (2, 127)
+    assert PASSWORD not in answer.out + answer.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["history", "r", "--limit", "0"], "0 is not in the range"),
+        (["watch", "--every", "nan"], "no number of seconds"),
+        (["watch", "--every", "inf"], "not in the range"),
+        (["resign", "r", "--timeout", "-1"], "not in the range"),
+        (["sql", "--grants", "a", "--fence", "b"], "give one of them"),
+        (["sql", "--grants", ""], "give the name of a database user"),
+        (["sql", "--grants", "a\x1b[31m"], "give the name of a database user"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(arguments, said):
+    answer = Answer(*arguments)
+    assert answer.code == 2
+    assert said in answer.err
+
+
+def test_output_that_nobody_takes_is_no_traceback(sqlite_url):
+    tell("init", url=sqlite_url)
+    for redirection, code, said in ((">&-", 0, ""), (">/dev/full", 2, "No space left"), ("| true", 0, "")):
+        done = subprocess.run(
+            ["sh", "-c", f"{TENURE} sql {redirection}"], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == code, done.stderr
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+    assert (
+        subprocess.run(["sh", "-c", f"{TENURE} status --url {sqlite_url} >&-"], check=False, timeout=60).returncode == 0
+    )
+
+
+def test_ctrl_c_is_130(postgres_url, tmp_path):
+    with Desk(postgres_url) as desk:
+        desk.acquire("r")
+        with subprocess.Popen(
+            [TENURE, "resign", "r"], env=os.environ | {"TENURE_URL": postgres_url}, stderr=subprocess.PIPE
+        ) as process:
+            until(lambda: execute(postgres_url, "select request_token from tenure.roles")[0][0] == 1, "the request")
+            process.send_signal(signal.SIGINT)
+            assert (process.wait(20), process.stderr.read()) == (130, b"")
+
+
+def test_url_comes_from_a_file_or_the_environment(sqlite_url, tmp_path, monkeypatch):
+    tell("init", url=sqlite_url)
+    file = tmp_path / "url"
+    file.write_text(sqlite_url + "\n")
+    assert Answer("status", "--url-file", str(file)).err == "namespace 'default' has no roles and no members\n"
+    monkeypatch.setenv("TENURE_URL", sqlite_url)
+    monkeypatch.setenv("TENURE_NAMESPACE", "blue")
+    assert Answer("status").err == "namespace 'blue' has no roles and no members; others are: 'default'\n"
+    for wrong in (("--url-file", str(tmp_path / "none")), ("--url-file", str(file), "--url", sqlite_url)):
+        answer = Answer("status", *wrong)
+        assert answer.code == 2
+        assert "--url-file" in answer.err
+
+
+def test_output_on_a_terminal_is_a_table(sqlite_url):
+    import pty
+
+    tell("init", url=sqlite_url)
+    with Nodes(sqlite_url) as nodes:
+        nodes("a[b]").election("r").wait(20)
+        ours, theirs = pty.openpty()
+        done = subprocess.run(
+            [TENURE, "status", "--url", sqlite_url], stdout=theirs, check=False, env={"TERM": "xterm"}
+        )
+        os.close(theirs)
+        said = os.read(ours, 65536).decode()
+        os.close(ours)
+    assert done.returncode == 0
+    assert "\x1b[1m" in said
+    assert "a[b]" in said
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_has_help_with_an_example(command):
+    answer = Answer(command, "--help")
+    assert answer.code == 0
+    assert command == "forget" or f"tenure {command}" in answer.out.partition("Options:")[0].partition("\n")[2]
+
+
+def test_module_runs_as_the_program():
+    said = subprocess.run([sys.executable, "-m", "tenure", "--version"], capture_output=True, text=True, check=True)
+    assert said.stdout == f"tenure {tenure.__version__}\n"
+
+
+def test_page_about_the_commands_is_what_they_say():
+    """If this fails: `make docs`."""
+    import runpy
+
+    script = runpy.run_path(str(ROOT / "scripts" / "cli-reference"))
+    assert script["PAGE"].read_text() == script["page"]()

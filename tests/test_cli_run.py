@@ -1,0 +1,571 @@
+"""``tenure run``: the command runs only while this process leads, and dies before its successor's begins."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import tenure
+from tenure.cli.guard import PR_SET_CHILD_SUBREAPER
+from tenure.registry import Registry
+from tests.desk import connected
+from tests.runners import PATIENCE_S, TENURE, Contest, Runner, contested, eventually
+
+ROUNDS = int(os.environ.get("RUN_ROUNDS", "10"))
+"""How often each order of death is tried; `RUN_ROUNDS=50 make test ARGS=…` for more."""
+
+
+def run(*arguments, url, **options):
+    """Run to the end; return the finished process, with bytes for output."""
+    program = [*TENURE, "run", *map(str, arguments)]
+    environment = {**os.environ, "TENURE_URL": url, **options.pop("env", {})}
+    return subprocess.run(program, env=environment, capture_output=True, timeout=PATIENCE_S, check=False, **options)
+
+
+@pytest.fixture
+def start(request):
+    """Start runners; they, and whatever they run, end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*arguments, url, **options):
+            runner = Runner("--role", "work", *arguments, url=url, **options)
+            stack.callback(runner.close)
+            return runner
+
+        yield start
+
+
+def writes(path, text="begun"):
+    """The beginning of a shell script that says that it runs."""
+    return f"echo {text} >{path}; "
+
+
+# --- the order of death ---------------------------------------------------------------------------------------
+
+
+def kill(contest, name):
+    """Kill the process alone."""
+    contest.runners[name].signal(signal.SIGKILL)
+
+
+def stop(contest, name):
+    """Stop the process alone, without its guard and its command, until somebody else leads."""
+    contest.runners[name].signal(signal.SIGSTOP)
+
+
+def cut(contest, name):
+    """Have the server end the connection on which the sentinel stands."""
+    terminate(contest.url, name)
+
+
+def terminate(url, name):
+    text = "select pg_terminate_backend(control_pid) from tenure.members where name = %s and ended_at is null"
+    with psycopg.connect(url, autocommit=True) as connection:
+        assert connection.execute(text, (name,)).fetchall() == [(True,)]
+
+
+def nobody_overlaps(directory, url, fault, *, ttl, contests, size, rounds):
+    """Go through terms of several roles side by side; each fault ends one, as soon as there is a successor."""
+    with contextlib.ExitStack() as stack:
+        all_ = [Contest(directory / f"role-{n}", url, size, "--ttl", ttl, "--restart") for n in range(contests)]
+        for contest in all_:
+            stack.callback(contest.close)
+        eventually(lambda: all(contest.begun for contest in all_), "the first terms")
+        registry = stack.enter_context(Registry(url))
+        faults = dict.fromkeys(all_, (0, 0.0))
+        deadline = time.monotonic() + PATIENCE_S + 5 * rounds
+        while any(len(contest.begun) <= rounds for contest in all_):
+            assert time.monotonic() < deadline, [(len(contest.begun), contest.errors) for contest in all_]
+            for contest in all_:
+                # Again after a while: who is stopped inside a write to SQLite keeps everybody from leading.
+                term, again_at = faults[contest]
+                if len(contest.begun) > rounds or (term == len(contest.begun) and time.monotonic() < again_at):
+                    continue
+                for runner in contest.runners.values():
+                    runner.signal(signal.SIGCONT)
+                if contested(registry, contest):
+                    faults[contest] = (len(contest.begun), time.monotonic() + 8)
+                    fault(contest, contest.begun[-1])
+            time.sleep(0.05)
+    assert [[*contest.survivors, contest.errors] for contest in all_] == [[""]] * contests
+    eventually(lambda: not any(contest.living() for contest in all_), "everybody to be dead after the last runner")
+
+
+def test_everything_that_the_command_started_is_dead_before_its_successor_begins_after_kill_9(tmp_path, one_url):
+    rounds = ROUNDS // 2
+    nobody_overlaps(tmp_path, one_url, kill, ttl="10", contests=2, size=rounds + 1, rounds=rounds)
+
+
+def test_the_same_holds_if_the_process_alone_is_stopped_past_its_ttl(tmp_path, one_url):
+    nobody_overlaps(tmp_path, one_url, stop, ttl="1", contests=5, size=2, rounds=ROUNDS // 5)
+
+
+def test_the_same_holds_if_the_server_cuts_the_connection(tmp_path, postgres_url):
+    nobody_overlaps(tmp_path, postgres_url, cut, ttl="5", contests=5, size=2, rounds=ROUNDS // 5)
+
+
+def test_a_command_that_is_lost_with_the_database_is_ended_before_trust_ends(
+    tmp_path, postgres_server, postgres_url, start
+):
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    script = f"trap 'echo >{ended}' TERM; {writes(begun)} while :; do sleep 0.01; done"
+    runner = start("--ttl", "2", "--", "sh", "-c", script, url=postgres_url, stderr=subprocess.PIPE)
+    eventually(begun.exists, "the command")
+    postgres_server.stop("immediate")
+    assert runner.wait() == 76
+    assert runner.process.stderr.read().startswith(b"tenure: role 'work': leadership lost")
+
+
+def test_a_restart_of_the_database_freezes_the_command_and_does_not_end_it(
+    tmp_path, postgres_server, postgres_url, start
+):
+    log = tmp_path / "log"
+    script = f"while :; do echo $$ $TENURE_TOKEN >>{log}; sleep 0.02; done"
+    start("--ttl", "20", "--", "sh", "-c", script, url=postgres_url)
+    eventually(log.exists, "the command")
+    pid = int(log.read_text().split()[0])
+    postgres_server.stop("fast")
+    eventually(lambda: state(pid) == "T", "the command to be frozen")
+    postgres_server.start()
+    before = log.read_text()
+    eventually(lambda: len(log.read_text()) > len(before), "the command to go on")
+    assert set(log.read_text().splitlines()) == {before.splitlines()[0]}
+
+
+def children(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def state(pid):
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return None
+
+
+@pytest.fixture
+def adopting():
+    """Be the parent of orphans: else the kernel wakes a stopped guard, as it loses its parent."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    yield
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def test_the_sentinel_stands_until_the_guard_has_done_its_work(tmp_path, one_url, adopting):
+    """The guard is stopped for a moment, so that it is late: nobody else leads meanwhile."""
+    contest = Contest(tmp_path / "role", one_url, 2, "--ttl", "30")
+    with contextlib.closing(contest):
+        eventually(lambda: contest.begun, "a leader")
+        with Registry(one_url) as registry:
+            eventually(lambda: contested(registry, contest), "another candidate")
+        runner = contest.runners[contest.begun[0]]
+        (guard,) = map(int, children(runner.process.pid))
+        os.kill(guard, signal.SIGSTOP)
+        try:
+            runner.signal(signal.SIGKILL)
+            time.sleep(1)
+            assert len(contest.begun) == 1
+        finally:
+            os.kill(guard, signal.SIGCONT)
+        eventually(lambda: len(contest.begun) == 2, "the successor")
+        assert contest.survivors == []
+        os.waitpid(guard, 0)
+
+
+def test_a_node_whose_work_goes_on_does_not_end_its_old_membership(postgres_url):
+    with tenure.Node(postgres_url, name="cut") as node, Registry(postgres_url) as registry:
+        election = node.election("work")
+        term = election.wait(PATIENCE_S)
+        election.work(goes_on=True)
+        terminate(postgres_url, "cut")
+        assert term.wait_lost(PATIENCE_S)
+        time.sleep(0.5)
+        assert [member.member_id for member in registry.members()] == [term.member_id]
+        election.work(goes_on=False)
+        assert election.wait(PATIENCE_S).token == 2
+
+
+def test_a_guard_that_is_killed_takes_everything_with_it(tmp_path, sqlite_url, start):
+    pids = tmp_path / "pids"
+    script = f"exec 3>{pids}; echo $PPID $$ >&3; sleep 1000 & echo $! >&3; setsid sleep 1000 & echo $! . >&3; wait"
+    runner = start("--", "sh", "-c", script, url=sqlite_url)
+    eventually(lambda: pids.exists() and pids.read_text().endswith(".\n"), "the family")
+    guard, *family = map(int, pids.read_text().split()[:-1])
+    os.kill(guard, signal.SIGKILL)
+    assert runner.wait() == 137
+    assert [state(pid) for pid in family] == [None] * 3
+
+
+def test_what_the_command_leaves_running_ends_before_the_role_is_handed_over(tmp_path, sqlite_url):
+    log = tmp_path / "log"
+    run(
+        "--role",
+        "work",
+        "--grace",
+        "0.2",
+        "--",
+        "sh",
+        "-c",
+        f"(trap '' TERM; sleep 1000) & echo $! >{log}",
+        url=sqlite_url,
+    )
+    assert state(int(log.read_text())) is None
+
+
+def test_a_leader_that_is_asked_to_resign_ends_its_command_first(tmp_path, one_url):
+    contest = Contest(tmp_path / "role", one_url, 2, "--restart", "--grace", "0.5")
+    with contextlib.closing(contest):
+        eventually(lambda: contest.begun, "a leader")
+        with Registry(one_url) as registry:
+            eventually(lambda: contested(registry, contest), "another candidate")
+        subprocess.run(
+            [*TENURE, "resign", "role"], env={**os.environ, "TENURE_URL": one_url}, check=True, capture_output=True
+        )
+        eventually(lambda: len(contest.begun) == 2, "the successor")
+        assert contest.begun[0] != contest.begun[1]
+        assert (contest.survivors, contest.errors) == ([], "")
+
+
+def test_a_command_that_was_ended_in_time_is_not_started_again_under_the_same_token(tmp_path, postgres_url, start):
+    log = tmp_path / "log"
+    runner = start(
+        "--ttl", "2", "--restart", "--", "sh", "-c", f"echo $TENURE_TOKEN >>{log}; exec sleep 1000",
+        url=postgres_url, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    eventually(log.exists, "the command")
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("lock table tenure.members")
+        assert b"leadership lost" in runner.process.stderr.readline()
+    eventually(lambda: len(log.read_text().split()) == 2, "the next term")
+    assert log.read_text().split()[0] == "1"
+    assert int(log.read_text().split()[1]) > 1
+
+
+def test_one_that_leaves_takes_no_further_term(tmp_path, one_url, start):
+    begun = tmp_path / "begun"
+    runner = start("--ttl", "5", "--", "sh", "-c", writes(begun) + "exec sleep 1000", url=one_url)
+    eventually(begun.exists, "the command")
+    with Registry(one_url) as registry:
+        registry.resign("work")
+        assert runner.wait() == 76
+        assert [term.reason for term in registry.history("work")] == ["resigned"]
+
+
+def test_a_guard_that_somebody_stopped_hears_all_the_same(tmp_path, one_url, start):
+    begun = tmp_path / "begun"
+    runner = start("--", "sh", "-c", writes(begun) + "exec sleep 1000", url=one_url)
+    eventually(begun.exists, "the command")
+    (guard,) = children(runner.process.pid)
+    os.kill(int(guard), signal.SIGSTOP)
+    runner.signal(signal.SIGTERM)
+    assert runner.wait() == 143
+
+
+def test_who_waits_without_its_guard_gets_another(tmp_path, one_url, start):
+    begun, over = tmp_path / "begun", tmp_path / "over"
+    start("--", "sh", "-c", writes(begun) + f"while ! [ -e {over} ]; do sleep 0.02; done", url=one_url)
+    eventually(begun.exists, "the command")
+    with Registry(one_url) as registry:
+        second = start("--", "sh", "-c", "exit 5", url=one_url)
+        eventually(lambda: registry.roles()[0].candidates == 2, "a second candidate")
+    (guard,) = children(second.process.pid)
+    os.kill(int(guard), signal.SIGKILL)
+    over.touch()
+    assert second.wait() == 5
+
+
+# --- what the command sees ------------------------------------------------------------------------------------
+
+
+def test_the_command_finds_its_term_in_the_environment_and_no_url_in_any_argument(tmp_path, one_url):
+    script = "env; tr '\\0' ' ' </proc/$PPID/cmdline"
+    url_file = tmp_path / "url"
+    url_file.write_text(one_url + "\n")
+    for token in ("1", "2"):
+        done = run(
+            "--role", "work", "--namespace", "blue", "--url-file", url_file, "--", "sh", "-c", script, url="nonsense://"
+        )
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.decode().splitlines()
+        ours = dict(line.split("=", 1) for line in lines if line.startswith("TENURE_"))
+        assert re.fullmatch("[0-9a-f-]{36}", ours.pop("TENURE_MEMBER"))
+        assert ours == {"TENURE_ROLE": "work", "TENURE_TOKEN": token, "TENURE_NAMESPACE": "blue", "TENURE_URL": one_url}
+        assert one_url not in lines[-1]
+
+
+def test_a_relative_url_leads_the_command_to_the_same_file(tmp_path):
+    url = ("--url", "sqlite:///some.db")
+    done = run("--role", "work", *url, "--", "sh", "-c", "echo $TENURE_URL", url="nonsense://", cwd=tmp_path)
+    assert done.stdout.decode() == f"sqlite:///{tmp_path}/some.db\n"
+
+
+def test_input_and_output_pass_untouched_and_nothing_else_is_open(sqlite_url):
+    everything = bytes(range(256)) * 1000
+    done = run(
+        "--role", "work", "--", "sh", "-c", "cat; echo oops >&2; ls /proc/self/fd >&2", url=sqlite_url, input=everything
+    )
+    assert (done.returncode, done.stdout) == (0, everything)
+    assert done.stderr.decode().split() == ["oops", "0", "1", "2", "3"]  # 3 is the directory that ls reads
+
+
+def test_verbose_speaks_on_stderr_only(sqlite_url):
+    done = run("--role", "work", "-v", "--", "true", url=sqlite_url)
+    assert done.stdout == b""
+    assert done.stderr.splitlines() == [
+        b"tenure: role 'work': leads, with token 1",
+        b"tenure: role 'work': the command has ended, with exit code 0",
+    ]
+
+
+# --- exit codes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        (["sh", "-c", "exit 3"], 3, b""),
+        (["sh", "-c", "kill -USR1 $$"], 128 + signal.SIGUSR1, b""),
+        (["no-such-command"], 127, b"tenure: no-such-command: command not found\n"),
+        (["/etc/passwd"], 126, b"tenure: /etc/passwd: Permission denied\n"),
+    ],
+)
+def test_the_exit_code_is_that_of_the_command(sqlite_url, command, code, words):
+    done = run("--role", "work", "--", *command, url=sqlite_url)
+    assert (done.returncode, done.stderr) == (code, words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--role", "work"], b"COMMAND"),
+        (["--", "true"], b"--role"),
+        (["--role", "work", "--ttl", "0", "--", "true"], b"ttl=0"),
+        (["--role", "work", "--url", "sqlite:///no/such/directory/t.db", "--", "true"], b"no such directory"),
+        (["--role", "work", "--", ""], b"COMMAND is empty"),
+        (["--role", "work", "--grace", "nan", "--", "true"], b"no number of seconds"),
+        (["--role", "work", "--restart", "--no-wait", "--", "true"], b"give one of them"),
+        (["--role", "work", "--restart", "--hold", "1", "--", "true"], b"give one of them"),
+    ],
+)
+def test_usage_errors_are_2(sqlite_url, arguments, words):
+    done = run(*arguments, url=sqlite_url)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_who_may_not_wait_leaves_at_once_and_who_waits_leaves_in_time(tmp_path, one_url, start):
+    begun = tmp_path / "begun"
+    start("--", "sh", "-c", writes(begun) + "exec sleep 1000", url=one_url)
+    eventually(begun.exists, "the command")
+    assert run("--role", "work", "--no-wait", "--", "false", url=one_url).returncode == 75
+    done = run("--role", "work", "--wait-timeout", "0.1", "--", "false", url=one_url)
+    assert (done.returncode, done.stdout, done.stderr) == (124, b"", b"")
+
+
+def test_who_may_not_wait_takes_over_from_one_that_is_provably_dead(one_url):
+    program = "import os, tenure; n = tenure.Node().start(); n.election('work').wait(); os._exit(0)"
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, "TENURE_URL": one_url}, check=True)
+    done = run("--role", "work", "--no-wait", "--", "sh", "-c", "echo $TENURE_TOKEN", url=one_url)
+    assert (done.returncode, done.stdout) == (0, b"2\n")
+
+
+def test_twenty_that_may_not_wait_run_the_command_once(tmp_path, one_url, start):
+    begun, over = tmp_path / "begun", tmp_path / "over"
+    script = f"echo $TENURE_TOKEN >>{begun}; while ! [ -e {over} ]; do sleep 0.02; done"
+    runners = [start("--no-wait", "--", "sh", "-c", script, url=one_url) for _ in range(20)]
+    eventually(lambda: sum(runner.process.poll() is not None for runner in runners) == 19, "all but one to leave")
+    over.touch()
+    assert sorted(runner.wait() for runner in runners) == [0] + [75] * 19
+    assert len(begun.read_text().split()) == 1
+
+
+def test_who_holds_on_keeps_a_second_run_from_starting_although_the_first_is_over(tmp_path, one_url, start):
+    begun = tmp_path / "begun"
+    first = start("--no-wait", "--hold", "1000", "--", "sh", "-c", writes(begun), url=one_url)
+    eventually(begun.exists, "the command")
+    eventually(lambda: not children(children(first.process.pid)[0]), "its end")
+    assert run("--role", "work", "--no-wait", "--", "false", url=one_url).returncode == 75
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 143
+
+
+def test_restart_waits_for_a_database_that_is_not_there_yet(tmp_path, postgres_server, postgres_url, start):
+    begun = tmp_path / "begun"
+    postgres_server.stop()
+    script = writes(begun) + "exec sleep 1000"
+    runner = start("--restart", "--", "sh", "-c", script, url=postgres_url, stderr=subprocess.PIPE)
+    assert runner.process.stderr.readline().endswith(b"; waiting for it\n")
+    postgres_server.start()
+    eventually(begun.exists, "the command")
+    assert run("--role", "work", "--wait-timeout", "0.1", "--", "true", url=postgres_url).returncode == 124
+
+
+def test_nobody_is_blamed_where_nobody_leads(one_url):
+    with tenure.Node(one_url):
+        pass
+    prefix = "tenure_" if one_url.startswith("sqlite") else "tenure."
+    with connected(one_url) as connection:
+        connection.execute(f"drop table {prefix}terms")
+        connection.commit()
+    done = run("--role", "work", "--no-wait", "--", "true", url=one_url)
+    assert done.returncode == 2, done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_restart_runs_it_again_under_a_new_token(tmp_path, sqlite_url, start):
+    log = tmp_path / "log"
+    runner = start("--restart", "--", "sh", "-c", f"echo $TENURE_TOKEN >>{log}; exit 1", url=sqlite_url)
+    eventually(lambda: log.exists() and log.read_text().split() == ["1", "2"], "the second run")
+    runner.signal(signal.SIGTERM)
+    assert runner.wait() == 143
+
+
+# --- signals and the terminal ---------------------------------------------------------------------------------
+
+
+def test_signals_are_passed_on_and_those_that_end_it_hand_the_role_over(tmp_path, one_url, start):
+    heard = tmp_path / "heard"
+    names = ["HUP", "QUIT", "USR1", "USR2", "WINCH", "INT", "TERM"]
+    traps = "".join(f"trap 'echo {name} >>{heard}' {name}; " for name in names[:-1])
+    script = f"{traps} trap 'echo TERM >>{heard}; exit 0' TERM; echo begun >{heard}; while :; do sleep 0.01; done"
+    runner = start("--", "sh", "-c", script, url=one_url)
+    for number, name in enumerate(["begun", *names]):
+        if number:
+            runner.signal(getattr(signal, f"SIG{name}"))
+        eventually(lambda name=name: heard.exists() and name in heard.read_text().split(), name)
+    assert runner.wait() == 143
+    assert run("--role", "work", "--no-wait", "--", "true", url=one_url).returncode == 0
+
+
+def test_a_command_that_does_not_end_is_killed_after_the_grace(tmp_path, sqlite_url, start):
+    begun = tmp_path / "begun"
+    script = f"trap '' TERM; {writes(begun)} sleep 1000"
+    runner = start("--grace", "0.1", "--", "sh", "-c", script, url=sqlite_url)
+    eventually(begun.exists, "the command")
+    runner.signal(signal.SIGTERM)
+    assert runner.wait() == 143
+
+
+def test_a_signal_ends_one_that_waits(tmp_path, sqlite_url, start):
+    begun = tmp_path / "begun"
+    start("--", "sh", "-c", writes(begun) + "exec sleep 1000", url=sqlite_url)
+    eventually(begun.exists, "the leader")
+    waiting = start("-v", "--", "false", url=sqlite_url)
+    eventually(lambda: len(children(waiting.process.pid)) == 1, "its guard")
+    waiting.signal(signal.SIGINT)
+    assert waiting.wait() == 130
+
+
+class Terminal:
+    """A session of its own on a terminal, with a job-control shell of a few lines in it: it runs one job."""
+
+    SHELL = """
+import os, signal, sys
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+job = os.fork()
+if not job:
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpid())
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+    os.execvp(sys.argv[1], sys.argv[1:])
+while True:
+    _, status = os.waitpid(job, os.WUNTRACED)
+    os.tcsetpgrp(0, os.getpgrp())
+    if not os.WIFSTOPPED(status):
+        break
+    print("stopped", flush=True)
+    input()
+    os.tcsetpgrp(0, job)
+    print("resumed", flush=True)
+    os.killpg(job, signal.SIGCONT)
+print("code", os.waitstatus_to_exitcode(status), flush=True)
+"""
+
+    def __init__(self, *arguments, url):
+        self.output = b""
+        self.pid, self.terminal = pty.fork()
+        if not self.pid:
+            os.environ["TENURE_URL"] = url
+            program = [sys.executable, "-c", self.SHELL, *TENURE, "run", "--role", "work", *arguments]
+            os.execv(program[0], program)
+
+    def type(self, text):
+        os.write(self.terminal, text)
+
+    def expect(self, text):
+        deadline = time.monotonic() + PATIENCE_S
+        while text not in self.output:
+            assert time.monotonic() < deadline, (text, self.output)
+            with contextlib.suppress(OSError):  # the other side is closed
+                self.output += os.read(self.terminal, 4096)
+        self.output = self.output.partition(text)[2]
+
+    def close(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self.terminal)
+
+
+TRAPPED = "trap 'echo trapped; exit 5' INT; echo ready; while :; do sleep 0.01; done"
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_the_terminal_works_input_and_ctrl_z_and_ctrl_c(sqlite_url):
+    script = "echo begun; read a; echo got $a; read b; echo and $b; " + TRAPPED
+    terminal = Terminal("--", "sh", "-c", script, url=sqlite_url)
+    with contextlib.closing(terminal):
+        terminal.expect(b"begun")
+        terminal.type(b"hello\n")
+        terminal.expect(b"got hello")
+        terminal.type(b"\x1a")
+        terminal.expect(b"stopped")
+        terminal.type(b"fg\n")
+        terminal.expect(b"resumed")
+        terminal.type(b"world\n")
+        terminal.expect(b"and world")
+        terminal.expect(b"ready")
+        terminal.type(b"\x03")
+        terminal.expect(b"trapped")
+        terminal.expect(b"code 5")
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_ctrl_c_reaches_a_command_that_never_reads_the_terminal(sqlite_url):
+    terminal = Terminal("--", "sh", "-c", f"echo begun; {TRAPPED}", url=sqlite_url)
+    with contextlib.closing(terminal):
+        terminal.expect(b"ready")
+        terminal.type(b"\x1a")
+        terminal.expect(b"stopped")
+        terminal.type(b"fg\n")
+        terminal.expect(b"resumed")
+        terminal.type(b"\x03")
+        terminal.expect(b"trapped")
+        terminal.expect(b"code 130")
+
+
+# --- how quickly it starts ------------------------------------------------------------------------------------
+
+
+def test_run_brings_no_driver_and_nothing_for_screens(sqlite_url):
+    program = (
+        "import sys\nfrom tenure.cli import main\n"
+        "try: main(['run', '--role', 'work', '--', 'true'])\nexcept SystemExit: pass\n"
+        "print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "TENURE_URL": sqlite_url}, capture_output=True, check=True
+    )
+    loaded = set(done.stdout.decode().split())
+    assert not loaded & {"psycopg", "rich", "anyio", "asyncio", "subprocess"}
