@@ -299,7 +299,9 @@ def test_auto_picks_the_lease_where_advisory_locks_lock_nothing(lockless_url, ca
     with caplog.at_level(logging.INFO, "tenure"), Nodes(lockless_url) as nodes:
         nodes("a").election("r").wait(20)
         assert nodes("b").mode == "lease"
-        assert execute(lockless_url, "select sentinel_key from tenure.members") == [(None,), (None,)]
+        keys = "select sentinel_key from tenure.members"
+        until(lambda: len(execute(lockless_url, keys)) == 2, "two members")
+        assert execute(lockless_url, keys) == [(None,), (None,)]
     said = [record for record in caplog.records if "mode lease" in record.message]
     assert len(said) == 2
     assert {record.levelname for record in said} == {"WARNING"}

@@ -273,13 +273,19 @@ class Registry:
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
         """Bound a call, for a server may freeze; tell of a database that was lost in the word that everybody knows."""
-        timer = threading.Timer(LOOK_TIMEOUT_S, self._session.abort)
+        too_late = threading.Event()
+
+        def give_up() -> None:
+            too_late.set()
+            self._session.abort()
+
+        timer = threading.Timer(LOOK_TIMEOUT_S, give_up)
         timer.daemon = True
         timer.start()
         try:
             yield
         except Gone as error:
-            told = str(error) if timer.is_alive() else f"the database did not answer within {LOOK_TIMEOUT_S:g} s"
+            told = f"the database did not answer within {LOOK_TIMEOUT_S:g} s" if too_late.is_set() else str(error)
             raise StoreUnavailable(told) from None
         except Failed as error:
             if getattr(error.__cause__, "sqlstate", None) == LOCK_NOT_AVAILABLE:
