@@ -1,7 +1,7 @@
 """A process that stands for roles and says when it leads: what the benchmarks kill and time.
 
 contender.py tenure ROLES     a Tenure node; prints "ready", then "lead NANOSECONDS" when it leads every role
-contender.py floor            a bare waiter in pg_advisory_lock: the least that any crash failover can take
+contender.py floor            a bare waiter in pg_advisory_lock or GET_LOCK: the least that any crash failover can take
 """
 
 from __future__ import annotations
@@ -32,11 +32,27 @@ def tenure_node(roles: int) -> None:
 
 
 def floor() -> None:
+    url = os.environ["TENURE_URL"]
+    if url.startswith("mysql"):
+        floor_of_mariadb(url)
+        return
     import psycopg
 
-    with psycopg.connect(os.environ["TENURE_URL"], autocommit=True) as connection:
+    with psycopg.connect(url, autocommit=True) as connection:
         say("ready")
         connection.execute("select pg_advisory_lock(4711)")
+        say("lead")
+        sys.stdin.read()
+
+
+def floor_of_mariadb(url: str) -> None:
+    import pymysql
+
+    from tenure.mysql_connector import parse_url
+
+    with pymysql.connect(**parse_url(url)) as connection, connection.cursor() as cursor:
+        say("ready")
+        cursor.execute("select get_lock('4711', 1000)")
         say("lead")
         sys.stdin.read()
 

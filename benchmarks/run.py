@@ -3,8 +3,8 @@
     python benchmarks/run.py [--rounds N] [--json FILE]
 
 Crash failover is the time from ``kill -9`` of the leader to a successor that has read ``is_leader == True``. Its floor
-is a bare waiter in ``pg_advisory_lock`` on the same server, killed and timed in between. Exits with 1 if a figure
-misses its bound.
+is a bare waiter in ``pg_advisory_lock`` (on MariaDB ``GET_LOCK``) on the same server, killed and timed in between.
+Exits with 1 if a figure misses its bound.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tests.mariadb import MariaDbServer  # noqa: E402
 from tests.servers import PostgresServer, postgres_installations  # noqa: E402
 
 CONTENDER = Path(__file__).with_name("contender.py")
@@ -209,6 +210,17 @@ def main() -> int:
     report.samples("crash failover, 3 nodes", three, 4 * least, least)
     report.samples("crash failover, 10 nodes", ten, 4 * least, least)
     report.samples("crash failover, 1,000 roles", thousand, 4 * least + 50, least)
+    floor, three = [], []
+    with MariaDbServer(settings={"innodb_flush_method": "O_DIRECT"}) as server:
+        for _ in range(options.rounds):
+            url = server.create_database()
+            floor.append(floor_ms(url))
+            three.append(failover_ms(url, 3))
+        ((version,),) = server.execute("select version()")
+    least = statistics.median(floor)
+    print(f"MariaDB {version}")
+    report.samples("floor: bare GET_LOCK", floor, None, None)
+    report.samples("crash failover, MariaDB, 3 nodes", three, 4 * least, least)
     sqlite = []
     for _ in range(options.rounds):
         with tempfile.TemporaryDirectory() as directory:

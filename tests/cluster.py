@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests import history
+from tests.desk import connected
 from tests.history import History, Recorder
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ PATIENCE_S = 30.0
 LEDGER = {
     "sqlite": "create table ledger (n integer primary key autoincrement, role text, token integer, node text)",
     "postgresql": "create table ledger (n bigserial primary key, role text, token bigint, node text)",
+    "mysql": "create table ledger (n bigint auto_increment primary key, role text, token bigint, node text)",
 }
 
 
@@ -359,13 +361,16 @@ class Cluster:
         with self._connection(timeout) as connection:
             for text in texts:
                 cursor = connection.execute(text)
-            return cursor.fetchall() if cursor.description else []
+            return list(cursor.fetchall()) if cursor.description else []
 
     @contextlib.contextmanager
     def _connection(self, timeout: float) -> Iterator[Any]:
         if self._database == "sqlite":
             path = self.url.partition(":///")[2]
             with contextlib.closing(sqlite3.connect(path, timeout=timeout, isolation_level=None)) as connection:
+                yield connection
+        elif self._database == "mysql":
+            with connected(self.url, autocommit=True) as connection:
                 yield connection
         else:
             import psycopg

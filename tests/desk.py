@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pymysql
 
 import tenure
 from tenure import asks
 from tenure.backends import backend_for
+from tenure.mysql_connector import parse_url
 from tenure.session import Step
 from tenure.settings import node_settings
 
@@ -114,7 +116,23 @@ def connect(url: str, **arguments: Any) -> Any:
     """A connection as an application would open it, in the driver's own way."""
     if url.startswith("sqlite"):
         return sqlite3.connect(url.partition(":///")[2], timeout=arguments.pop("timeout", 10), **arguments)
+    if url.startswith("mysql"):
+        return MariaDbConnection(**parse_url(url), **arguments)
     return psycopg.connect(url, **arguments)
+
+
+class MariaDbConnection(pymysql.connections.Connection):
+    """As PyMySQL makes it, with the one call that the other drivers have."""
+
+    def execute(self, sql: str, parameters: Any = None) -> Any:
+        cursor = self.cursor()
+        cursor.execute(sql, parameters)
+        return cursor
+
+
+def table(url: str, name: str) -> str:
+    """What one of Tenure's tables is called."""
+    return f"tenure.{name}" if url.startswith("postgres") else f"tenure_{name}"
 
 
 @contextlib.contextmanager
@@ -129,7 +147,7 @@ def execute(url: str, *statements: str) -> list[tuple[Any, ...]]:
         cursor = None
         for statement in statements:
             cursor = connection.execute(statement)
-        rows = cursor.fetchall() if cursor is not None and cursor.description else []
+        rows = list(cursor.fetchall()) if cursor is not None and cursor.description else []
         connection.commit()
         return rows
 
@@ -156,7 +174,7 @@ QUICK: dict[str, Any] = {"ttl": 10, "renew_every": 0.3}
 
 def renewals(url: str) -> list[int]:
     """How often the living members have renewed, the least first."""
-    members = "tenure_members" if url.startswith("sqlite") else "tenure.members"
+    members = table(url, "members")
     return [count for (count,) in execute(url, f"select renewals from {members} where ended_at is null order by 1")]
 
 

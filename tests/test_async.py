@@ -538,9 +538,12 @@ async def test_reader_who_breaks_off_is_forgotten(sqlite_url):
     async with node(sqlite_url) as leader:
         election = leader.election("r")
         for _ in range(5):
-            async for _ in election.events():
-                break
+            await election.wait(20)
+            events = election.events()
             await election.resign()
+            async for _ in events:
+                break
+        del events
         assert election._readers == []
         with anyio.move_on_after(0.05):
             async for _ in election.events():

@@ -236,15 +236,15 @@ def test_largest_ttl_is_not_set_below_that_of_a_living_member(store_url):
 
 def objects(url):
     """Everything that stands in a database."""
-    return set(
-        execute(url, "select name from sqlite_master")
-        if url.startswith("sqlite")
-        else execute(
-            url,
+    queries = {
+        "sqlite": "select name from sqlite_master",
+        "mysql": "select table_name from information_schema.tables where table_schema = database()",
+        "postgresql": (
             "select 'table', relname from pg_class union all select 'function', proname from pg_proc "
-            "union all select 'schema', nspname from pg_namespace union all select 'type', typname from pg_type",
-        )
-    )
+            "union all select 'schema', nspname from pg_namespace union all select 'type', typname from pg_type"
+        ),
+    }
+    return set(execute(url, queries[url.partition(":")[0]]))
 
 
 def test_uninstalling_as_the_page_says_leaves_nothing(store_url):
@@ -258,7 +258,8 @@ def test_uninstalling_as_the_page_says_leaves_nothing(store_url):
         query = re.search(r"`(select name from sqlite_master .*?)`", page).group(1)
         execute(store_url, *(f"drop table {name}" for (name,) in execute(store_url, query)))
     else:
-        execute(store_url, re.search(r"^drop schema .*?;", page, re.MULTILINE).group(0))
+        word = "table" if store_url.startswith("mysql") else "schema"
+        execute(store_url, re.search(rf"^drop {word} .*?;", page, re.MULTILINE).group(0))
     assert objects(store_url) == before
 
 
@@ -408,7 +409,7 @@ def test_looking_changes_nothing_in_a_file_of_somebody_else(sqlite_url):
     execute(sqlite_url, "create table mine (id integer)")
     path = Path(sqlite_url.removeprefix("sqlite:///"))
     before = path.read_bytes()
-    assert "there are no tables of Tenure in this file" in Answer("status", url=sqlite_url).err
+    assert "there are no tables of Tenure in this database" in Answer("status", url=sqlite_url).err
     assert path.read_bytes() == before
 
 

@@ -22,6 +22,8 @@ from tenure.cli import main
 from tests.conftest import missing
 from tests.desk import execute, until
 
+pytestmark = pytest.mark.long
+
 REPOSITORY = Path(__file__).parents[1]
 TENURE = Path(sys.executable).with_name("tenure")
 

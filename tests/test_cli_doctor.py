@@ -400,7 +400,7 @@ def test_namespace_that_waits_is_found(tables):
 
 def test_member_that_nobody_watches_is_found(one_url):
     with Desk(one_url) as desk:
-        members, long_ago = desk.session.dialect.prefix + "members", "2001-01-01T00:00:00.000Z"
+        members, long_ago = desk.session.dialect.prefix + "members", "2001-01-01 00:00:00.000"
         execute(one_url, f"update {members} set renewed_at = '{long_ago}'")
         visit = Visit(one_url)
         visit.only("members warning")
@@ -502,3 +502,56 @@ def test_default_file_is_examined_where_no_url_is_given(tmp_path, monkeypatch):
         answer = Answer("doctor")
     assert (answer.code, answer.err) == (0, "")
     assert f"'{tmp_path}/tenure/tenure.db' is writable" in answer.out
+
+
+# --- MariaDB ------------------------------------------------------------------------------------------------
+
+FIT_MARIADB = FIT - {"keys"}
+
+
+def test_fit_mariadb_is_fit_in_every_respect_and_nothing_is_left_behind(mariadb_server, mariadb_url):
+    with Nodes(mariadb_url) as nodes:
+        nodes.pair("r")
+        before = mariadb_server.log_mark()
+        visit = Visit(mariadb_url)
+        assert visit.code == 0
+        visit.only()
+        assert set(visit.levels) == FIT_MARIADB
+        assert visit.texts["connection"] == "direct, and user-level locks hold: a node picks mode hybrid"
+        assert visit.texts["members"] == "2 living, all renewing"
+        assert "wait_timeout=11" in visit.texts["keepalive"]
+        assert "not waited for" in visit.texts["durability"], "the tests' server does not wait for the disk"
+        assert mariadb_server.log_lines(before) == []
+
+
+def test_faults_of_mariadb_are_found(mariadb_server, mariadb_url):
+    assert Visit(mariadb_url).levels["tables"] == "warning"
+    with mariadb_server.configured(read_only=True):
+        Visit(mariadb_url).only("primary error")
+    unreachable = Visit(mariadb_url.replace("tenure@", f"tenure:{CANARY}@"))
+    unreachable.only("reachable error")
+    assert PIECE not in str(unreachable.findings)
+    with Desk(mariadb_url, join=False):
+        pass
+    with mariadb_server.configured(wait_timeout=5, max_connections=10), connected(mariadb_url):
+        visit = Visit(mariadb_url)
+        visit.only("time-outs warning", "connections warning")
+        assert visit.remedies["time-outs"] == "set global wait_timeout = 10, or more"
+    execute(mariadb_url, "drop table tenure_candidates")
+    assert "tenure_candidates" in Visit(mariadb_url).texts["tables"]
+
+
+def test_privileges_that_lack_on_mariadb_are_named_with_the_remedy(mariadb_server, mariadb_url):
+    database = mariadb_url.rpartition("/")[2]
+    mariadb_server.execute("create or replace user patient@'%'")
+    with Desk(mariadb_url, join=False):
+        mariadb_server.execute(f"grant select on {database}.* to patient@'%'")
+    visit = Visit(mariadb_server.url(database, user="patient"))
+    visit.only("privileges error")
+    assert "INSERT command denied" in visit.texts["privileges"]
+    assert "--dialect mysql --grants 'patient@%'" in visit.remedies["privileges"]
+    script = Answer("sql", "--dialect", "mysql", "--grants", "patient@%").out
+    for text in script.split(";\n"):
+        if text.strip():
+            mariadb_server.execute(text, dbname=database)
+    Visit(mariadb_server.url(database, user="patient")).only()

@@ -192,7 +192,7 @@ def test_password_that_cannot_be_is_refused_unseen():
         with pytest.raises(ConfigError, match="leave one of them out") as error:
             tenure.Node(url, password=CANARY)
         assert_untold(error.value)
-    with pytest.raises(ConfigError, match="password= is for PostgreSQL, and the URL names sqlite: leave it out"):
+    with pytest.raises(ConfigError, match="password= is for PostgreSQL and MariaDB, and the URL names sqlite"):
         tenure.Node("sqlite:///app.db", password=CANARY)
 
 

@@ -32,7 +32,8 @@ from tenure import connections
 from tenure.errors import ConfigError, Fenced
 from tenure.session import Failed
 from tests.conftest import INSTALLATIONS, NO_POSTGRES, fresh_database, missing
-from tests.desk import Claim, Desk, connected, execute
+from tests.desk import Claim, Desk, connect, connected, execute
+from tests.mariadb import NO_MARIADB
 
 BOUND_S = 30.0
 FLOOR = 2**40  # the first token after the first promotion of a replica: a test with small numbers would miss much
@@ -216,14 +217,20 @@ SQLITE_KINDS = [
     Kind("alchemy-sqlite-session", "sqlite", alchemy("pysqlite", session_of)),
     Kind("alchemy-aiosqlite-session", "sqlite", alchemy("aiosqlite", async_session_of)),
 ]
-KINDS = POSTGRES_KINDS + SQLITE_KINDS
+MYSQL_KINDS = [
+    Kind("pymysql", "mysql", bare(Talk, lambda url, auto: connect(url, autocommit=auto))),
+    Kind("alchemy-pymysql", "mysql", alchemy("pymysql", connection_of)),
+    Kind("alchemy-pymysql-session", "mysql", alchemy("pymysql", session_of)),
+]
+LOCKING_KINDS = POSTGRES_KINDS + MYSQL_KINDS  # they lock a row; SQLite locks the file
+KINDS = LOCKING_KINDS + SQLITE_KINDS
 VARIANTS = [  # led to one of the kinds above by a line or two: the first cases show that
     Kind("asyncpg-pool", "postgresql", pooled),
     Kind("alchemy-scoped", "postgresql", alchemy("psycopg", scoped_session_of)),
     Kind("alchemy-async-scoped", "postgresql", alchemy("asyncpg", async_scoped_session_of)),
     Kind("alchemy-aiosqlite", "sqlite", alchemy("aiosqlite", async_connection_of)),
 ]
-NESTING_KINDS = [kind for kind in KINDS if kind.name not in ("sqlite3", "aiosqlite")]  # they have no word for it
+NESTING_KINDS = [kind for kind in KINDS if kind.name not in ("sqlite3", "aiosqlite", "pymysql")]  # no word for it
 
 
 # --- databases that the tests share -------------------------------------------------------------------------
@@ -261,7 +268,9 @@ class Office:
 
 
 @pytest.fixture(scope="module")
-def offices(shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Office]]:
+def offices(
+    shared_server: Any, shared_mariadb: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Office]]:
     """One office a database for all tests of this file; a role is used by one test only."""
     with contextlib.ExitStack() as stack:
 
@@ -269,6 +278,10 @@ def offices(shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Ite
         def office(database: str) -> Office:
             if database == "sqlite":
                 url = f"sqlite:///{tmp_path_factory.mktemp('office')}/tenure.db"
+            elif database == "mysql":
+                if shared_mariadb is None:
+                    missing(NO_MARIADB)
+                url = stack.enter_context(fresh_database(shared_mariadb))
             elif INSTALLATIONS:
                 url = stack.enter_context(fresh_database(shared_server(INSTALLATIONS[0])))
             else:
@@ -363,7 +376,7 @@ async def test_fence_inside_a_savepoint_is_refused_where_the_transaction_is_not_
         await talk.rollback()
 
 
-@each(POSTGRES_KINDS)
+@each(LOCKING_KINDS)
 @looped
 async def test_successor_waits_until_the_fenced_transaction_ends(kind, office):
     claim = office.lead()
@@ -396,8 +409,11 @@ async def test_successor_waits_until_the_fenced_transaction_ends_on_sqlite(kind,
 @each(KINDS)
 @looped
 async def test_wrong_database_is_not_taken_for_a_lost_term(kind, office, tmp_path):
+    empty = {"postgresql": "postgres", "mysql": "information_schema"}
     elsewhere = (
-        f"sqlite:///{tmp_path}/else.db" if kind.database == "sqlite" else office.url.rpartition("/")[0] + "/postgres"
+        f"sqlite:///{tmp_path}/else.db"
+        if kind.database == "sqlite"
+        else f"{office.url.rpartition('/')[0]}/{empty[kind.database]}"
     )
     async with kind.open(elsewhere, False) as talk:
         await talk.begin()
@@ -663,6 +679,22 @@ def test_statement_for_other_languages_runs_in_psql(postgres, postgres_server, o
     assert ("is not the latest" in done.stderr) == (outcome == "ROLLBACK")
 
 
+@pytest.mark.parametrize("mode", ["", "NO_BACKSLASH_ESCAPES,ANSI_QUOTES"])
+def test_statement_for_other_languages_returns_one_row_on_mariadb_or_none(offices, mode):
+    office = offices("mysql")
+    with connected(office.url, charset="latin1", sql_mode=mode) as connection:
+        for role in AWKWARD:
+            claim = office.lead(role)
+            connection.execute(f"prepare fence from {connection.escape(tenure.fence_sql(role, database='mysql'))}")
+            for offset in (0, 1):
+                connection.execute(f"set @token = {claim.token - offset}, @member = '{claim.member_id}'")
+                assert len(connection.execute("execute fence using @token, @member").fetchall()) == 1 - offset
+            assert office.new.end(office.old.id)
+            assert office.new.acquire(role) == {}, "held off until the transaction ends"
+            connection.rollback()
+            office.old.join()
+
+
 def test_statement_for_other_languages_changes_one_row_on_sqlite_or_none(offices):
     office = offices("sqlite")
     with connected(office.url) as connection:
@@ -683,7 +715,7 @@ def test_statement_for_other_languages_changes_one_row_on_sqlite_or_none(offices
         ({"role": "r", "namespace": "\ud800"}, "lone surrogates"),
         ({"role": "r", "schema": 'a"; drop'}, "must be an identifier"),
         ({"role": "r", "bound": float("nan")}, "bound=nan must be a finite number"),
-        ({"role": "r", "database": "mysql"}, "database='mysql' must be 'postgresql' or 'sqlite'"),
+        ({"role": "r", "database": "oracle"}, "database='oracle' must be 'postgresql', 'sqlite' or 'mysql'"),
     ],
 )
 def test_statement_for_other_languages_is_not_made_from_bad_input(arguments, message):

@@ -86,6 +86,7 @@ class Cutter:
         return bool(self.connection.execute(CUT, [f"tenure {purpose} default/{name}"]).fetchall())
 
 
+@pytest.mark.long
 def test_cut_connections_leave_one_leader(postgres_server, postgres_url, tmp_path):
     """Within what instant mode promises; the figure is printed."""
     with Cluster(postgres_url, tmp_path, ttl=TTL_S, sample_every_s=0.0003, strictly=False) as cluster:
@@ -116,6 +117,7 @@ def test_cut_connections_leave_one_leader(postgres_server, postgres_url, tmp_pat
         assert len(spans) < cuts / 10
 
 
+@pytest.mark.long
 def test_a_strict_leader_goes_on_whatever_is_cut(postgres_server, postgres_url, tmp_path):
     with Cluster(postgres_url, tmp_path, ttl=TTL_S, takeover="strict") as cluster:
         cluster.make_ledger()

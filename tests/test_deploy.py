@@ -10,6 +10,7 @@ from tests.test_pause import stop_between_writes
 KINDS = ({"takeover": "strict", "ttl": 1.5}, {"takeover": "instant", "ttl": 3}, {"takeover": "strict", "ttl": 2})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("store_url", ["sqlite", "postgres"], indirect=True)
 def test_strict_and_instant_nodes_with_different_ttls_never_lead_together(store_url, tmp_path):
     """Each leader goes in its own way, and a new process of the same kind takes its place."""

@@ -179,6 +179,8 @@ def test_connection_of_an_unknown_kind_is_refused_by_name(sqlite_url):
 
 def test_wrong_database_is_not_taken_for_a_lost_term(store_url, tmp_path, postgres_server):
     elsewhere = f"sqlite:///{tmp_path}/else.db" if store_url.startswith("sqlite") else postgres_server.url()
+    if store_url.startswith("mysql"):
+        elsewhere = store_url.rpartition("/")[0] + "/information_schema"
     with Desk(store_url) as desk, connected(elsewhere) as connection:
         claim = desk.lead("r")
         with pytest.raises(ConfigError, match="another database"):

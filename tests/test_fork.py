@@ -118,10 +118,10 @@ def test_child_may_write_under_the_term_of_its_parent(one_url):
     """The token travels with whoever writes, on a connection of its own, and the database judges."""
     with Nodes(one_url, ttl=30) as nodes:
         term = nodes("parent").election("r").wait(20)
+        execute(one_url, "create table ledger (token bigint)")
 
         def write():
             with term.transaction() as transaction:
-                transaction.execute("create table if not exists ledger (token bigint)")
                 transaction.execute(f"insert into ledger values ({term.token})")
             return True
 
@@ -468,7 +468,8 @@ def application(environ, start_response):
     environ["wsgi.input"].read(1)  # until every worker has a request
     answer = {"is_leader": election.is_leader}
     try:
-        answer["token"] = election.leader().token
+        leader = election.leader()
+        answer["token"] = leader.token if leader else 0
     except tenure.NodeClosed as error:
         answer["error"] = str(error)
     yield json.dumps(answer).encode()

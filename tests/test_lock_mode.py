@@ -163,7 +163,7 @@ def test_restarted_server_has_one_leader_again(make_postgres_server):
         assert sum(election.is_leader for election in elections) == 1
 
 
-def test_paused_process_keeps_the_lock_and_wakes_as_a_follower(postgres_url):
+def test_paused_process_keeps_the_lock_and_its_term_is_over_when_it_wakes(postgres_url):
     """No lease here, so nobody can end it; but it does not lie to itself."""
     with Holder(BY_NODE, postgres_url, LOCK_ID, ttl=1) as holder:
         holder.mine()
@@ -176,7 +176,8 @@ def test_paused_process_keeps_the_lock_and_wakes_as_a_follower(postgres_url):
             assert holder.process.stdin is not None
             holder.process.stdin.write("\n")  # what it is asked first when it wakes
             holder.process.send_signal(signal.SIGCONT)
-            assert holder.say() == "False False"
+            _, valid = holder.say().split()  # it may have begun another term already: the lock is still its own
+            assert valid == "False"
 
 
 def test_many_roles_are_led_and_left_together(postgres_url):

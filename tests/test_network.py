@@ -13,6 +13,8 @@ import pytest
 
 from tests.network import SERVER_ADDRESS, Network
 
+pytestmark = pytest.mark.long
+
 REPOSITORY = Path(__file__).parents[1]
 PORT = 7000
 SILENCE_S = 1.0

@@ -31,6 +31,7 @@ def wait_until_freed(server: PostgresServer, name: str, timeout: float) -> int:
     return history.now_ns()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", ["both ways", "from the server"])
 def test_a_leader_that_is_cut_off_is_succeeded_after_it_stopped_believing(
     network, make_postgres_server, tmp_path, lost
@@ -64,6 +65,7 @@ def test_a_leader_that_is_cut_off_is_succeeded_after_it_stopped_believing(
         assert candidate.tell("status") | {"leader": True, "token": new_token} == candidate.tell("status")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", ["both ways", "from the server"])
 def test_the_server_lets_go_of_a_lost_leader_by_itself(network, make_postgres_server, tmp_path, lost):
     """With nobody there who could end its connections: by the server's own keepalive, and not before the TTL."""

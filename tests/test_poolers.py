@@ -14,6 +14,8 @@ from tests import servers
 from tests.poolers import PgBouncer, PoolerFailed
 from tests.test_servers import assert_cleaned_up_after, needs_root
 
+pytestmark = pytest.mark.long
+
 
 def connect(url):
     return psycopg.connect(url, autocommit=True, prepare_threshold=None)

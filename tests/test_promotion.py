@@ -15,6 +15,8 @@ from tests.cluster import Cluster, NodeProcess
 from tests.desk import Desk
 from tests.servers import PostgresServer, Replica
 
+pytestmark = pytest.mark.long
+
 TTL_S = 3.0
 MAX_TTL_S = 4.0
 TIMELINE_2 = 2**40

@@ -27,7 +27,11 @@ PUBLIC = {
     *("Candidate", "LeaderInfo", "TermRecord"),
     *("TenureError", "ConfigError", "StoreUnavailable", "PoolerDetected", "WaitTimeout", "NodeClosed"),
     *("NotLeader", "LeadershipLost", "Fenced"),
-    *("fence_sql", "__version__"),
+    *("fence_sql", "tables_sql", "manual", "__version__"),
+}
+STEP_BY_STEP = {
+    *("use", "close", "set_expire", "Leader"),
+    *("register_candidate", "heartbeat", "elect", "is_leader", "leader", "list_candidates", "unregister_candidate"),
 }
 
 LAYERS = (
@@ -35,12 +39,12 @@ LAYERS = (
     {"version", "errors", "timing", "clock", "events", "asks", "dialects", "mounts"},
     {"statements", "session", "settings", "candidacy", "observation"},
     {"protocol", "schema", "store", "watch"},
-    {"values", "dialing", "postgres", "connector", "sqlite", "advisory"},
+    {"values", "dialing", "postgres", "connector", "sqlite", "advisory", "mysql", "mysql_connector", "user_locks"},
     {"locking"},
-    {"connections", "backends", "dispatch"},
+    {"connections", "backends", "dispatch", "booth", "borrowed", "engines"},
     {"engine"},
     {"term", "election"},
-    {"node", "loops", "registry", "diagnosis", "postgres_checks", "sqlite_checks"},
+    {"node", "loops", "registry", "manual", "diagnosis", "postgres_checks", "sqlite_checks", "mysql_checks"},
     {"async_term", "async_election"},
     {"async_node"},
     {"cli"},
@@ -56,14 +60,16 @@ def test_public_names_are_these_and_no_others():
     assert set(tenure.__all__) == PUBLIC
     assert list(tenure.__all__) == sorted(tenure.__all__)
     assert all(hasattr(tenure, name) for name in PUBLIC)
+    assert set(tenure.manual.__all__) == STEP_BY_STEP
 
 
 def public_things():
     """Every public name, and what users may call or read on it."""
-    for name in sorted(PUBLIC - {"__version__", "Event"}):
-        thing = getattr(tenure, name)
+    things = [(name, getattr(tenure, name)) for name in sorted(PUBLIC - {"__version__", "Event", "manual"})]
+    things += [(f"manual.{name}", getattr(tenure.manual, name)) for name in sorted(STEP_BY_STEP)]
+    for name, thing in things:
         yield name, thing
-        for attribute, member in vars(thing).items():
+        for attribute, member in vars(thing).items() if isinstance(thing, type) else ():
             if attribute.startswith("_") or isinstance(
                 member, (str, int, float, type(None), types.MemberDescriptorType)
             ):

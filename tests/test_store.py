@@ -99,6 +99,15 @@ def test_role_is_acquired_by_one(store_url):
         assert other.acquire("r", patient=True) == {}
 
 
+def test_thousand_roles_are_taken_over_in_one_batch(store_url):
+    roles = [f"role {number}" for number in range(1000)]
+    with Desk(store_url, ttl=60) as desk, Desk(store_url, ttl=60) as other:
+        assert desk.acquire(*roles) == dict.fromkeys(roles, 1)
+        assert other.end(desk.id)
+        assert other.acquire(*roles) == dict.fromkeys(roles, 2)
+        assert len(renew(other).held) == 1000
+
+
 def test_own_role_is_acquired_anew_with_a_new_token(store_url):
     """Else a term that lapsed here and stands in the database would be a role that nobody may take, for ever."""
     with Desk(store_url) as desk:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from tenure import StoreUnavailable, schema
 from tests.cluster import Cluster
 from tests.desk import QUICK, Desk, Nodes, connected, execute, renewals, until
+
+pytestmark = pytest.mark.long
 
 NEXT = {
     "version": 2,
     "tables": (
         "alter table {members} add column mood text default 'fine'",
         "alter table {roles} add column weight integer not null default 1",
-        "create table {schema}weather (day text primary key)",
+        "create table {schema}weather (day {text} primary key)",
     ),
     "functions": ("create function {schema}fence2() returns void language sql as ''",),
 }

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from tenure.version import __version__
 
 if TYPE_CHECKING:
+    from tenure import manual
     from tenure.async_election import AsyncElection
     from tenure.async_node import AsyncNode
     from tenure.async_term import AsyncTerm, AsyncTransaction
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tenure.events import Deposed, Elected, Event, LeaderChanged, Resumed, Suspended
     from tenure.node import Node
     from tenure.registry import MemberInfo, Registry, RoleInfo
+    from tenure.schema import tables_sql
     from tenure.term import Term, Transaction
     from tenure.values import Candidate, LeaderInfo, TermRecord
 
@@ -59,6 +61,7 @@ _HOMES = {
     "tenure.events": ("Deposed", "Elected", "Event", "LeaderChanged", "Resumed", "Suspended"),
     "tenure.node": ("Node",),
     "tenure.registry": ("MemberInfo", "Registry", "RoleInfo"),
+    "tenure.schema": ("tables_sql",),
     "tenure.term": ("Term", "Transaction"),
     "tenure.values": ("Candidate", "LeaderInfo", "TermRecord"),
 }
@@ -97,11 +100,15 @@ __all__ = [
     "WaitTimeout",
     "__version__",
     "fence_sql",
+    "manual",
+    "tables_sql",
 ]
 
 
 def __getattr__(name: str) -> object:
     """Load a public name from where it lives."""
+    if name == "manual":
+        return importlib.import_module("tenure.manual")
     for home, names in _HOMES.items():
         if name in names:
             globals()[name] = thing = getattr(importlib.import_module(home), name)

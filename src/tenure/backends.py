@@ -18,11 +18,14 @@ from tenure.asks import End, Opened, Verdict
 from tenure.connector import PostgresConnector
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.locking import LockBook, LockStore, LockWatch
+from tenure.mysql import in_transaction
+from tenure.mysql_connector import MySqlConnector
 from tenure.postgres import PostgresSession
 from tenure.session import Failed, Sentinel, Session
 from tenure.settings import NodeSettings, check_encoding
 from tenure.sqlite import FileSentinel, SqliteConnector
 from tenure.store import Identity, Oust, Store
+from tenure.user_locks import UserLockSentinel, UserLockWatcher
 from tenure.version import __version__
 from tenure.watch import Bystander, NoSentinel, Watch
 
@@ -73,6 +76,8 @@ class Backend(Protocol):
 LOOK_TIMEOUT_S = 10.0
 OPEN_TIMEOUT_S = 30.0
 """How long the tables may take to be found or made: longer than the wait for another node that makes them."""
+WATCH_SPARE_S = 60
+"""How much longer than the control connection a server keeps the watch connection, which may have nothing to do."""
 _REHEARSAL = End("", (Verdict("", "death", "", epoch=0, server_start=""),))
 """Ends nobody. A connection is quicker at what it has done before, and this must be quick when it counts."""
 
@@ -274,19 +279,88 @@ class SqliteBackend:
             connection.commit()
 
 
+class MySqlBackend:
+    """MariaDB or MySQL."""
+
+    mode: str | None = None
+    book: LockBook | None = None
+
+    def __init__(self, settings: NodeSettings) -> None:
+        """Check the URL; connect later."""
+        self._settings = settings
+        self._connector = MySqlConnector(
+            settings.url, settings.ttl, f"{settings.namespace}/{settings.name}", settings.password
+        )
+        self.stop = threading.Event()
+
+    def open_control(self, met: Callable[[str], None] = _nobody) -> tuple[Store, LaneSession, Opened]:
+        """Connect and create the tables."""
+        session = self._connector.open("control")
+        met(session.server_start)
+        with _closing_on_error(session), self._connector.limited(session.connection, OPEN_TIMEOUT_S):
+            sentinel = UserLockSentinel(session)
+            store, opened = _prepared(session, sentinel, self._settings, sentinel.oust)
+            store.perform(_REHEARSAL)
+            self._connector.hurry(session, self._settings.renew_every)
+            self._connector.guard(session)
+        self.mode = "lease" if self._settings.mode == "lease" else "hybrid"
+        return store, session, opened
+
+    def open_watch(self) -> tuple[Watch, LaneSession]:
+        """Connect for looking and waiting."""
+        session = self._connector.open("watch")
+        with _closing_on_error(session):
+            self._connector.hurry(session, timing.SLICE_S + self._settings.renew_every)
+            self._connector.guard(session, WATCH_SPARE_S)
+            sentinel = UserLockSentinel(session)
+        watcher, knock = UserLockWatcher(sentinel), lambda: self._connector.knock(session)
+        return Watch(session, sentinel, watcher, self._settings.namespace, knock), session
+
+    def open_session(self) -> LaneSession:
+        """Connect, for a look."""
+        session = self._connector.open("registry")
+        with _closing_on_error(session):
+            self._connector.hurry(session, LOOK_TIMEOUT_S)
+        return session
+
+    def interrupt(self) -> None:
+        """Let go of every wait, and of connections that are being opened."""
+        self.stop.set()
+        self._connector.abort()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """Connect for the application and open a transaction."""
+        with contextlib.closing(self._connector.connect("transaction")) as connection:
+            connection.query("start transaction read write")  # whatever the default is: one writes under a term
+            try:
+                yield connection
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    connection.rollback()
+                raise
+            if not in_transaction(connection):
+                raise ConfigError(
+                    "this fenced transaction ended before its block: a statement of its own did it, or the server, to "
+                    "end a deadlock; let errors leave the block, and try anew"
+                )
+            connection.commit()
+
+
 def backend_for(settings: NodeSettings) -> Backend:
     """Return the way to the database that the settings name."""
     if settings.mode == "lock":
         return LockBackend(settings)
-    return SqliteBackend(settings) if settings.database == "sqlite" else PostgresBackend(settings)
+    kinds: dict[str, Callable[[NodeSettings], Backend]] = {"sqlite": SqliteBackend, "mysql": MySqlBackend}
+    return kinds.get(settings.database, PostgresBackend)(settings)
 
 
-def _prepared(
-    session: Session, sentinel: Sentinel, settings: NodeSettings, oust: Oust | None = None
-) -> tuple[Store, Opened]:
+def prepare_tables(session: Session, settings: NodeSettings) -> None:
+    """Create the tables if need be; raise StoreUnavailable if that, or working with them, is not permitted."""
     try:
         schema.prepare(session)
         schema.check_privileges(session)
+        schema.check_shape(session)
     except Failed as error:
         msg = f"cannot prepare the tables: {str(error).splitlines()[0]}"
         if session.dialect.name == "postgresql":
@@ -294,7 +368,18 @@ def _prepared(
                 " (the database user needs CREATE on the database or, once the tables are there, USAGE on schema "
                 f"{settings.schema!r} and SELECT, INSERT, UPDATE and DELETE on its tables)"
             )
+        if session.dialect.name == "mysql":
+            msg += (
+                " (the database user needs CREATE, ALTER and INDEX on the database or, once the tables are there, what "
+                "`tenure sql --dialect mysql --grants USER` prints)"
+            )
         raise StoreUnavailable(msg) from None
+
+
+def _prepared(
+    session: Session, sentinel: Sentinel, settings: NodeSettings, oust: Oust | None = None
+) -> tuple[Store, Opened]:
+    prepare_tables(session, settings)
     for what, name in (("namespace", settings.namespace), ("name", settings.name)):
         check_encoding(what, name, session.encoding)
     store = Store(session, sentinel, settings.namespace, _identity(), oust)

@@ -6,7 +6,7 @@ connection:
 - the check is part of the caller's transaction. Where there is none (autocommit) it would hold for nothing, and is
   refused;
 - after a refusal the transaction cannot commit, even if the caller swallows the exception: on PostgreSQL because the
-  refusal is an error of the server, on SQLite because it has been rolled back;
+  refusal is an error of the server, on SQLite and MariaDB because it has been rolled back;
 - a driver's error becomes one of ours in one place, by its SQLSTATE (``_verdict``).
 
 A kind is known by the names of its classes, so that no driver is imported that the caller has not imported.
@@ -15,6 +15,7 @@ A kind is known by the names of its classes, so that no driver is imported that 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import sqlite3
 import sys
@@ -22,9 +23,9 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
+from tenure import mysql, statements
 from tenure import schema as tables
-from tenure import statements
-from tenure.dialects import SQLITE, postgresql
+from tenure.dialects import MYSQL, SQLITE, postgresql
 from tenure.dialing import load, shut_down
 from tenure.errors import ConfigError, Fenced, TenureError
 from tenure.settings import check_bound, check_name, check_schema
@@ -84,6 +85,9 @@ def cut(connection: Any) -> None:
     if isinstance(connection, sqlite3.Connection):
         connection.interrupt()
         return
+    if _is_pymysql(connection):
+        mysql.interrupt(connection)
+        return
     try:  # on the server: it would go on with the statement, and keep the role's row from a successor
         connection.cancel_safe(timeout=1)
     except Exception:  # noqa: BLE001 - the server cannot be reached, or does not hear
@@ -94,18 +98,32 @@ def in_transaction(connection: Any) -> bool:
     """Whether a transaction is open on the connection."""
     if isinstance(connection, sqlite3.Connection):
         return connection.in_transaction
+    if _is_pymysql(connection):
+        return mysql.in_transaction(connection)
     return bool(connection.info.transaction_status != load().pq.TransactionStatus.IDLE)
+
+
+def execute(connection: Any, sql: str, parameters: Any = ()) -> Any:
+    """Run a statement on a connection of ``term.transaction()``; return the cursor."""
+    if _is_pymysql(connection):
+        return mysql.execute(connection, sql, parameters)
+    # Not even an empty tuple where there is nothing to fill in, or psycopg takes every % for a placeholder.
+    return connection.execute(sql, parameters) if parameters else connection.execute(sql)
+
+
+def _is_pymysql(connection: Any) -> bool:
+    return _kind(connection, {"pymysql.Connection": True}) is not None
 
 
 def fence_sql(
     role: str, *, namespace: str = "default", schema: str = "tenure", bound: float = 10.0, database: str = "postgresql"
 ) -> str:
-    """Return the fence as a statement, for programs in other languages; ``database`` is postgresql or sqlite.
+    """Return the fence as a statement, for programs in other languages; ``database`` is postgresql, sqlite or mysql.
 
-    It takes a term's token and member id, as ``$1`` and ``$2`` on PostgreSQL, as ``?1`` and ``?2`` on SQLite, and must
-    run inside the transaction that it fences, before any savepoint. PostgreSQL raises SQLSTATE TN001 if the term is
-    over, and ends a transaction that lasts longer than ``bound`` seconds. SQLite changes one row if the term is the
-    latest; if it changes none, roll back.
+    It takes a term's token and member id, as ``$1`` and ``$2`` on PostgreSQL, as ``?1`` and ``?2`` on SQLite, as two
+    ``?`` on MariaDB, and must run inside the transaction that it fences, before any savepoint. PostgreSQL raises
+    SQLSTATE TN001 if the term is over, and ends a transaction that lasts longer than ``bound`` seconds. SQLite changes
+    one row if the term is the latest, MariaDB returns one; if it is none, roll back.
     """
     names = check_name("namespace", namespace), check_name("role", role)
     prefix, bound_ms = postgresql(check_schema(schema)).prefix, _milliseconds(check_bound(bound))
@@ -116,7 +134,11 @@ def fence_sql(
             zip(("namespace", "role", "token", "id"), (*map(_sqlite_literal, names), "?1", "?2"), strict=True)
         )
         return re.sub(r":(\w+)", lambda match: places[match[1]], SQLITE.text(statements.FENCE_BY_UPDATE)).strip()
-    raise ConfigError(f"database={database!r} must be 'postgresql' or 'sqlite'")
+    if database == "mysql":
+        literals = dict(zip(("namespace", "role"), map(_mysql_literal, names), strict=True))
+        text = MYSQL.text(statements.FENCE_BY_SHARE)
+        return re.sub(r"%\((\w+)\)s", lambda match: literals.get(match[1], "?"), text).strip()
+    raise ConfigError(f"database={database!r} must be 'postgresql', 'sqlite' or 'mysql'")
 
 
 # --- verdicts -----------------------------------------------------------------------------------------------
@@ -161,9 +183,18 @@ def _sqlstate(error: Exception) -> str | None:
     original = getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's
     if isinstance(original, sqlite3.OperationalError):
         return "42P01" if "no such table" in str(original) else "40001" if "locked" in str(original) else None
+    if original.args and isinstance(original.args[0], int):  # PyMySQL
+        return _MYSQL_STATES.get(original.args[0])
     if original.args and isinstance(original.args[0], dict):  # pg8000
         return original.args[0].get("C")
     return getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
+
+
+_MYSQL_STATES = {
+    **dict.fromkeys((1046, 1109, 1146), "42P01"),  # no database, no such table
+    **dict.fromkeys((1020, 1205, 1213), "40001"),  # the row has changed; a lock that did not come, or never could
+    1792: "25006",
+}
 
 
 # --- the question -------------------------------------------------------------------------------------------
@@ -196,6 +227,11 @@ def _postgres_literal(text: str) -> str:
 
 def _sqlite_literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
+
+
+def _mysql_literal(text: str) -> str:
+    """Quote a text so that neither the server's mode nor the connection's character set matters."""
+    return f"'{text}'" if re.fullmatch(r"[\w .-]*", text, re.ASCII) else f"_utf8mb4 x'{text.encode().hex()}'"
 
 
 # --- psycopg and asyncpg ------------------------------------------------------------------------------------
@@ -279,6 +315,39 @@ async def _fence_aiosqlite(connection: Any, claim: Claim, bound_s: float) -> Non
     await connection._execute(_fence_sqlite, connection._conn, claim, bound_s)  # noqa: SLF001
 
 
+# --- PyMySQL ------------------------------------------------------------------------------------------------
+
+
+def _fence_pymysql(connection: Any, claim: Claim, bound_s: float) -> None:
+    """Fence by a share lock on the role's row.
+
+    A savepoint set before anything else is the transaction's beginning to InnoDB, and a rollback to it drops the lock;
+    the driver does not know of savepoints, so that cannot be refused here.
+    """
+    cursor = mysql.load().cursors.Cursor(connection)  # one of our own, whatever kind the caller's connection makes
+    with _undone(connection.rollback), _judged(claim):
+        cursor.execute(MYSQL.text(statements.FENCE_BY_SHARE), _parameters(claim))
+        if not cursor.fetchall():
+            raise _refused(claim)
+    connection.ping(reconnect=False)  # rows come without a word about the transaction
+    if not in_transaction(connection):
+        raise ConfigError(_AUTOCOMMIT)
+    cursor.execute(_mysql_bound(bound_s))
+
+
+def _mysql_bound(bound_s: float) -> str:
+    """Return the statement that bounds an idle transaction on MariaDB, never loosening what the caller has set.
+
+    MySQL has no such setting, and a SET must set something.
+    """
+    seconds = math.ceil(bound_s)
+    return (
+        "set /*M! session idle_transaction_timeout = "
+        f"if(@@idle_transaction_timeout between 1 and {seconds}, @@idle_transaction_timeout, {seconds}), */ "
+        "session sql_notes = @@sql_notes"
+    )
+
+
 # --- SQLAlchemy ---------------------------------------------------------------------------------------------
 
 
@@ -293,8 +362,13 @@ def _fence_sqlalchemy(connection: Any, claim: Claim, bound_s: float, *roll_backs
     elif connection.dialect.name == "sqlite":
         with _undone(*roll_backs, connection.rollback), _judged(claim):
             _fence_sqlalchemy_sqlite(connection, claim)
+    elif connection.dialect.name in ("mysql", "mariadb"):
+        with _undone(*roll_backs, connection.rollback), _judged(claim):
+            _fence_sqlalchemy_mysql(connection, claim, bound_s)
     else:
-        raise ConfigError(f"cannot fence on {connection.dialect.name}: Tenure's tables are on PostgreSQL or SQLite")
+        raise ConfigError(
+            f"cannot fence on {connection.dialect.name}: Tenure's tables are on PostgreSQL, MariaDB or SQLite"
+        )
 
 
 def _fence_sqlalchemy_postgres(connection: Any, claim: Claim, bound_s: float) -> None:
@@ -309,7 +383,7 @@ def _fence_sqlalchemy_postgres(connection: Any, claim: Claim, bound_s: float) ->
 
 
 _fenced: weakref.WeakSet[Any] = weakref.WeakSet()
-"""SQLAlchemy's outermost transactions on SQLite that were fenced before any savepoint."""
+"""SQLAlchemy's outermost transactions on SQLite and MariaDB that were fenced before any savepoint."""
 
 
 def _fence_sqlalchemy_sqlite(connection: Any, claim: Claim) -> None:
@@ -328,6 +402,18 @@ def _fence_sqlalchemy_sqlite(connection: Any, claim: Claim) -> None:
     _fenced.add(connection.get_transaction())
 
 
+def _fence_sqlalchemy_mysql(connection: Any, claim: Claim, bound_s: float) -> None:
+    """Fence as on a bare connection, but not inside a savepoint that may be the transaction's beginning."""
+    if connection.in_nested_transaction() and connection.get_transaction() not in _fenced:
+        raise ConfigError(_SAVEPOINT)
+    if not connection.exec_driver_sql(MYSQL.text(statements.FENCE_BY_SHARE), _parameters(claim)).all():
+        raise _refused(claim)
+    if not connection.exec_driver_sql("select not @@autocommit /*M! or @@in_transaction */").scalar():
+        raise ConfigError(_AUTOCOMMIT)
+    connection.exec_driver_sql(_mysql_bound(bound_s))
+    _fenced.add(connection.get_transaction())
+
+
 async def _fence_run_sync(connection: Any, claim: Claim, bound_s: float) -> None:
     await connection.run_sync(fence, claim, bound_s)
 
@@ -340,6 +426,7 @@ async def _fence_scoped(scoped: Any, claim: Claim, bound_s: float) -> None:
 
 _KINDS: dict[str, Callable[[Any, Claim, float], None]] = {
     "psycopg.Connection": _fence_psycopg,
+    "pymysql.Connection": _fence_pymysql,
     "sqlalchemy.Connection": _fence_sqlalchemy,
     "sqlalchemy.Session": _fence_session,
     "sqlalchemy.scoped_session": _fence_session,
@@ -371,6 +458,6 @@ def _unknown(connection: Any) -> ConfigError:
             f"a {name} cannot be fenced synchronously: use an AsyncNode and `await term.fence(connection)`"
         )
     return ConfigError(
-        f"cannot fence a {name}: pass a connection of psycopg, asyncpg, sqlite3 or aiosqlite, or SQLAlchemy's "
+        f"cannot fence a {name}: pass a connection of psycopg, asyncpg, PyMySQL, sqlite3 or aiosqlite, or SQLAlchemy's "
         "Connection or Session"
     )

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from tenure import timing
 from tenure.dialects import postgresql
-from tenure.dialing import dial, load, parse_url, shut_down, warn_of_eavesdroppers, without_secrets
+from tenure.dialing import dial, load, parse_url, present_password, shut_down, warn_of_eavesdroppers, without_secrets
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable, TenureError
 from tenure.postgres import Backend, PooledSession, PostgresSession
 from tenure.session import Step
-from tenure.settings import Password, check_password
+from tenure.settings import Password
 
 if TYPE_CHECKING:
     import psycopg
@@ -98,18 +98,9 @@ class PostgresConnector:
             return without_secrets(parameters, str(error).strip())
 
     def _present_password(self) -> dict[str, str]:
-        """Return the password that holds now, if one was given beside the URL; a function is asked each time."""
-        if self._password is None:
-            return {}
-        if isinstance(self._password, str):
-            return {"password": self._password}
-        try:
-            password = self._password()
-        except Exception as error:  # noqa: BLE001 - the application's own
-            kind = type(error).__name__
-        else:
-            return {"password": check_password(password)}
-        raise StoreUnavailable(f"the function given as password= raised {kind}: call it by itself to see why")
+        """Return the password beside the URL as a parameter, if one was given."""
+        password = present_password(self._password)
+        return {} if password is None else {"password": password}
 
     def open(self, purpose: str, statement_timeout_s: float) -> PostgresSession:
         """Open a session of the node's own, with everything set that it relies on."""

@@ -1,4 +1,4 @@
-"""How a connection to PostgreSQL is opened by psycopg, and what becomes of it in a forked child.
+"""How a connection is opened, and what becomes of it in a forked child; and how psycopg opens one to PostgreSQL.
 
 The URL goes to libpq as it is, so its parameters (sslmode, service, …) work as everywhere. No message quotes it.
 """
@@ -12,12 +12,16 @@ import re
 import socket
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, StoreUnavailable
+from tenure.settings import Password, check_password
 
 if TYPE_CHECKING:
     import psycopg
+
+Opened = TypeVar("Opened", bound="Closeable")
 
 log = logging.getLogger("tenure.postgres")
 
@@ -34,7 +38,23 @@ def load() -> Any:
     return psycopg
 
 
-def shut_down(connection: psycopg.Connection[Any]) -> None:
+class Closeable(Protocol):
+    """A connection."""
+
+    def close(self) -> object:
+        """Close it."""
+        ...
+
+
+class HasFileno(Protocol):
+    """A socket, or a connection that shows its own."""
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket."""
+        ...
+
+
+def shut_down(connection: HasFileno) -> None:
     """Make whatever hangs on a connection fail at once, from any thread."""
     with contextlib.suppress(Exception):
         duplicate = socket.socket(fileno=socket.dup(connection.fileno()))
@@ -46,7 +66,7 @@ def parse_url(url: str) -> dict[str, Any]:
     """Return libpq's view of the URL. No message quotes it, nor what may be a piece of a password."""
     psycopg = load()
     parameters: dict[str, Any] | None = None
-    if not _STRAY_AT.match(url.partition("://")[2]):
+    if not STRAY_AT.match(url.partition("://")[2]):
         with contextlib.suppress(psycopg.Error, UnicodeError):  # which quote the URL, password and all
             parameters = psycopg.conninfo.conninfo_to_dict(url)
     if parameters is None:
@@ -63,7 +83,7 @@ def parse_url(url: str) -> dict[str, Any]:
     return parameters
 
 
-_STRAY_AT = re.compile(r"[^/@]*@[^/?]*@|[^?]*/[^?]*@")
+STRAY_AT = re.compile(r"[^/@]*@[^/?]*@|[^?]*/[^?]*@")
 """An @ in the host or the database: a password with an @ or a / in it, which libpq would cut there."""
 
 
@@ -74,7 +94,7 @@ def without_secrets(parameters: dict[str, Any], message: str) -> str:
     return message
 
 
-_connections: weakref.WeakSet[psycopg.Connection[Any]] = weakref.WeakSet()
+_connections: weakref.WeakSet[HasFileno] = weakref.WeakSet()
 _attempts: set[object] = set()
 _forking: set[int] = set()
 """All connections; those on their way, which have no object yet; the threads that fork at this moment."""
@@ -108,6 +128,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def dial(parameters: dict[str, Any]) -> psycopg.Connection[Any]:
+    """Connect by psycopg."""
+    return unforked(lambda: load().connect(autocommit=True, **parameters), lambda connection: connection)
+
+
+def unforked(connect: Callable[[], Opened], socket_of: Callable[[Opened], HasFileno]) -> Opened:
     """Connect, again if the process forked meanwhile: the child holds the socket, and nobody there knows of it.
 
     Not for ever: a process that forks all the time would never connect. Then a child may keep the sentinel of a parent
@@ -117,8 +142,8 @@ def dial(parameters: dict[str, Any]) -> psycopg.Connection[Any]:
         attempt = object()
         _attempts.add(attempt)
         try:
-            connection: psycopg.Connection[Any] = load().connect(autocommit=True, **parameters)
-            _connections.add(connection)
+            connection = connect()
+            _connections.add(socket_of(connection))
             if last or (attempt in _attempts and not _forking):
                 return connection
         finally:
@@ -133,18 +158,40 @@ _telling = threading.Lock()
 
 def stays_here(connection: psycopg.Connection[Any]) -> bool:
     """Whether a connection does not leave this machine."""
+    return is_here(connection.info.hostaddr)
+
+
+def is_here(address: str | None) -> bool:
+    """Whether an address is this machine's, as that of a Unix socket, which has none, is."""
     import ipaddress  # noqa: PLC0415 - nobody needs it who does not come here
 
-    address = connection.info.hostaddr
     return not address or ipaddress.ip_address(address).is_loopback
 
 
 def warn_of_eavesdroppers(connection: psycopg.Connection[Any]) -> None:
     """Say once for each server if what is sent there, fenced writes included, can be read and changed on its way."""
-    info = connection.info
-    server = f"{info.host}:{info.port}"
+    if not (stays_here(connection) or connection.pgconn.ssl_in_use):
+        server = f"{connection.info.host}:{connection.info.port}"
+        tell_once(server, "add sslmode=require to the URL, or better verify-full")
+
+
+def tell_once(server: str, remedy: str) -> None:
+    """Warn of eavesdroppers, the first time for each server."""
     with _telling:
-        if stays_here(connection) or connection.pgconn.ssl_in_use or server in _told:
+        if server in _told:
             return
         _told.add(server)
-    log.warning("the connection to %s is not encrypted: add sslmode=require to the URL, or better verify-full", server)
+    log.warning("the connection to %s is not encrypted: %s", server, remedy)
+
+
+def present_password(password: Password | None) -> str | None:
+    """Return the password that holds now, if one was given beside the URL; a function is asked each time."""
+    if password is None or isinstance(password, str):
+        return password
+    try:
+        present = password()
+    except Exception as error:  # noqa: BLE001 - the application's own
+        kind = type(error).__name__
+    else:
+        return check_password(present)
+    raise StoreUnavailable(f"the function given as password= raised {kind}: call it by itself to see why")

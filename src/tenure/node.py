@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from tenure.dispatch import Dispatcher
 from tenure.election import BaseElection, Election
 from tenure.engine import Engine, Lease
+from tenure.engines import way_of
 from tenure.errors import ConfigError, NodeClosed
 from tenure.events import Deposed, Elected, Event, Resumed, Suspended
 from tenure.settings import Password, check_lock_id, check_name, node_settings
@@ -49,8 +50,8 @@ class BaseNode(abc.ABC, Generic[ElectionT]):
         """Check the settings; connect nothing yet.
 
         Args:
-            url: ``postgresql://…`` or ``sqlite:///file.db``; else ``TENURE_URL``; else a SQLite file in the user's
-                state directory.
+            url: ``postgresql://…``, ``mysql://…`` or ``sqlite:///file.db``; else ``TENURE_URL``; else a SQLite file
+                in the user's state directory.
             name: who this is, for people; else ``TENURE_NAME``; else host name and process id.
             namespace: nodes of one namespace know each other; else ``TENURE_NAMESPACE``; else ``default``.
             ttl: seconds for which the lease is good, 1 to 3600; else ``TENURE_TTL``; else 10.
@@ -87,6 +88,22 @@ class BaseNode(abc.ABC, Generic[ElectionT]):
         self._campaigns: set[str] = set()
         self._engine = Engine(self._settings, self)
 
+    @classmethod
+    def from_engine(cls, engine: Any, **settings: Any) -> Self:
+        """Make a node for the database of SQLAlchemy's ``engine`` (an Engine or AsyncEngine).
+
+        It takes over the engine's URL and ``connect_args=`` for connections of its own; it never takes one from the
+        engine's pool. The settings are those of the constructor, but for ``url`` and ``password``.
+
+        Raises:
+            ConfigError: for an engine that makes its connections by ``creator=``, of a driver that is not known, or
+                with arguments that only its driver understands.
+        """
+        if not settings.keys().isdisjoint(("url", "password")):
+            raise ConfigError("from_engine() takes url and password from the engine: leave them out")
+        way = way_of(engine)
+        return cls(way.url, password=way.password, **settings)
+
     def __repr__(self) -> str:
         """Show who and where; never the URL."""
         return f"<{type(self).__name__} {self.name!r} namespace={self.namespace!r} on {self._settings.database}>"
@@ -103,7 +120,7 @@ class BaseNode(abc.ABC, Generic[ElectionT]):
 
     @property
     def database(self) -> str:
-        """Which kind of database it is: ``postgresql`` or ``sqlite``."""
+        """Which kind of database it is: ``postgresql``, ``mysql`` (MariaDB) or ``sqlite``."""
         return self._settings.database
 
     @property

@@ -143,22 +143,14 @@ class PostgresSession:
 
     def notify(self, namespace: str, payload: str) -> Step | None:
         """Return the step that tells the other nodes when the transaction commits."""
-        parameters = {"channel": self._channel(namespace, payload.partition(" ")[0]), "payload": payload}
-        return Step("select pg_catalog.pg_notify(:channel, :payload)", parameters)
+        return notification(self.dialect, namespace, payload)
 
     def listen(self, namespace: str, kind: str) -> None:
         """Hear what the other nodes tell, if it is of this kind. Each has a channel: who need not wake sleeps on."""
         if kind not in self._heard:
             with self._translated():
-                self.connection.execute(f'listen "{self._channel(namespace, kind)}"')
+                self.connection.execute(f'listen "{_channel(self.dialect, namespace, kind)}"')
             self._heard.add(kind)
-
-    def _channel(self, namespace: str, kind: str) -> str:
-        """Return a name of fixed length: LISTEN cuts long names off where NOTIFY refuses them."""
-        import hashlib  # noqa: PLC0415 - it loads OpenSSL, which nobody needs who does not come here
-
-        digest = hashlib.sha256(f"{self.dialect.prefix}{kind} {namespace}".encode()).hexdigest()
-        return f"tenure_{digest[:32]}"
 
     def idle(self, waker: socket.socket, seconds: float | None) -> list[str]:
         """Wait for the waker, a notification or the end of the connection; return the notifications.
@@ -259,6 +251,20 @@ class PooledSession(PostgresSession):
 
     def listen(self, namespace: str, kind: str) -> None:
         """Do nothing: the pooler's connection would listen, for whoever has it next."""
+
+
+def notification(dialect: Dialect, namespace: str, payload: str) -> Step:
+    """Return the step that tells the nodes of a namespace when the transaction commits."""
+    parameters = {"channel": _channel(dialect, namespace, payload.partition(" ")[0]), "payload": payload}
+    return Step("select pg_catalog.pg_notify(:channel, :payload)", parameters)
+
+
+def _channel(dialect: Dialect, namespace: str, kind: str) -> str:
+    """Return a name of fixed length: LISTEN cuts long names off where NOTIFY refuses them."""
+    import hashlib  # noqa: PLC0415 - it loads OpenSSL, which nobody needs who does not come here
+
+    digest = hashlib.sha256(f"{dialect.prefix}{kind} {namespace}".encode()).hexdigest()
+    return f"tenure_{digest[:32]}"
 
 
 def _codec(server_encoding: str) -> str:

@@ -11,17 +11,23 @@ On PostgreSQL a change of a table waits until nobody uses it, and whoever comes 
 forgotten transaction that has read ``members``, every node's renewals would stand still. So a migration waits for a
 moment only, gives up, and tries again later. The pause comes before each try, under the lock that lets one node try at
 a time: however many nodes of the new release start at once, the tables are free most of the time.
+
+On MariaDB every change of a table commits by itself. The version is written last, and what is there already when a
+migration runs, was made by a node that died on the way: the next one goes on where it stopped.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from tenure import statements
-from tenure.dialects import TABLES, Dialect
+from tenure.dialects import MYSQL, SQLITE, TABLES, Dialect, postgresql
 from tenure.errors import ConfigError, StoreUnavailable
 from tenure.session import Failed, Run, Session, Step
+from tenure.settings import check_schema
 
 FENCED = "TN001"
 """The SQLSTATE with which the fence refuses a term."""
@@ -35,7 +41,10 @@ PATIENCE_S = 20.0
 PAUSE_S = 0.25
 WAIT_S = 0.1
 """How long a try leaves the tables alone, and how long it then waits for them: the shortest TTL is 1 s."""
-_IN_USE = ("55P03", "40P01")  # lock_not_available, deadlock_detected
+_IN_USE = ("55P03", "40P01", 1205, 1213)  # lock_not_available, deadlock_detected; MariaDB's numbers for the same
+NO_SUCH_TABLE = 1146
+_THERE_ALREADY = (1050, 1060, 1061, 1062)  # a table, a column, an index, a row: MariaDB's numbers
+_MYSQL_LOCK = "concat('tenure_schema_', md5(database()))"
 
 
 @dataclass(frozen=True)
@@ -52,74 +61,74 @@ class Migration:
 _TABLES = (
     """
 create table {namespaces} (
-    name text primary key,
-    incarnation text not null,
+    name {text} primary key,
+    incarnation {text} not null,
     base bigint not null,
     max_ttl_ms integer not null
-)
+) {engine}
 """,
     """
 create table {members} (
-    namespace text not null,
-    id text primary key,
-    name text not null,
-    host text not null,
+    namespace {text} not null,
+    id {text} primary key,
+    name {text} not null,
+    host {text} not null,
     pid integer not null,
-    version text not null,
+    version {text} not null,
     metadata text not null,
-    takeover text not null,
+    takeover {text} not null,
     ttl_ms integer not null,
     renewals bigint not null,
     sentinel_key integer,
     sentinel_epoch integer not null,
-    server_start text not null,
-    incarnation text not null,
-    control_pid integer,
-    control_start text,
-    watch_pid integer,
-    watch_start text,
+    server_start {text} not null,
+    incarnation {text} not null,
+    control_pid {backend},
+    control_start {text},
+    watch_pid {backend},
+    watch_start {text},
     joined_at {time} not null,
     renewed_at {time} not null,
     ended_at {time},
-    end_reason text
+    end_reason {text}
 ) {roomy}
 """,
     "create index {index}members_namespace on {members} (namespace)",
     """
 create table {roles} (
-    namespace text not null,
-    name text not null,
+    namespace {text} not null,
+    name {text} not null,
     token bigint not null,
-    holder text,
-    reserved_for text,
+    holder {text},
+    reserved_for {text},
     request_token bigint,
-    request_to text,
+    request_to {text},
     primary key (namespace, name)
 ) {roomy}
 """,
     "create index {index}roles_holder on {roles} (holder)",
     """
 create table {candidates} (
-    namespace text not null,
-    role text not null,
-    member_id text not null,
+    namespace {text} not null,
+    role {text} not null,
+    member_id {text} not null,
     primary key (namespace, role, member_id)
-)
+) {engine}
 """,
     "create index {index}candidates_member on {candidates} (member_id)",
     """
 create table {terms} (
-    namespace text not null,
-    role text not null,
+    namespace {text} not null,
+    role {text} not null,
     token bigint not null,
-    member_id text not null,
-    member_name text not null,
+    member_id {text} not null,
+    member_name {text} not null,
     began_at {time} not null,
     resigned_at {time},
     ended_at {time},
-    end_reason text,
+    end_reason {text},
     primary key (namespace, role, token)
-)
+) {engine}
 """,
     "create index {index}terms_member on {terms} (member_id)",
 )
@@ -131,7 +140,7 @@ begin
         || ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint;
 exception when insufficient_privilege or undefined_function or feature_not_supported then
     -- A hosted server that hides them: every restart counts as a new server.
-    return extract(epoch from pg_postmaster_start_time())::text || ':1';
+    return extract(epoch from pg_postmaster_start_time())::text || ':' || '1';
 end $$
 """
 
@@ -227,43 +236,97 @@ def prepare(session: Session, migrations: tuple[Migration, ...] | None = None) -
         try:
             _migrate(session, known)
         except Failed as error:
-            if getattr(error.__cause__, "sqlstate", None) not in _IN_USE:
+            if _number(error.__cause__) not in _IN_USE:
                 raise
             if time.monotonic() >= give_up_at:
                 raise StoreUnavailable(
                     f"cannot bring the tables to version {mine}: other transactions keep them locked, for "
-                    f"{PATIENCE_S:g} s now; end those that stay open (pg_stat_activity shows them), then start again"
+                    f"{PATIENCE_S:g} s now; end those that stay open ({_SHOWN_BY[session.dialect.name]} shows them), "
+                    "then start again"
                 ) from None
         else:
             return
 
 
+_SHOWN_BY = {"postgresql": "pg_stat_activity", "mysql": "show processlist", "sqlite": "fuser"}
+
+
+def _number(error: BaseException | None) -> Any:
+    """Return the code by which a database names an error: MariaDB's number, PostgreSQL's SQLSTATE."""
+    number = next(iter(getattr(error, "args", ())), None)
+    return number if isinstance(number, int) else getattr(error, "sqlstate", None)
+
+
 def _migrate(session: Session, known: tuple[Migration, ...]) -> None:
+    dialect = session.dialect
     with session.transaction() as run:
-        run(*_lock(session.dialect))
-        present = _read_version(run, session.dialect)
-        if present == 0 and session.dialect.name != "sqlite" and not run(_schema_exists(session.dialect))[0].rows:
-            run(Step(_create_schema(session.dialect), {}))
-        if 0 < present < known[-1].version and session.dialect.name != "sqlite":  # that lets others read on
+        locked = run(*_lock(dialect))
+        if dialect.name == "mysql" and locked[-1].rows[0][0] != 1:
+            raise Failed(f"other nodes have been changing the tables for {PATIENCE_S:g} s")
+        present = _read_version(run, dialect)
+        if present == 0 and dialect.name == "postgresql" and not run(_schema_exists(dialect))[0].rows:
+            run(Step(_create_schema(dialect), {}))
+        if 0 < present < known[-1].version and dialect.name != "sqlite":  # that lets others read on
             time.sleep(PAUSE_S)
-            run(Step(f"select pg_catalog.set_config('lock_timeout', '{WAIT_S * 1000:.0f}ms', true)", {}))
+            run(_hurry(dialect))
         for migration in known:
             if migration.version > present:
-                _apply(run, session.dialect, migration)
+                _apply(run, dialect, migration)
+        run(*_unlock(dialect))
+
+
+def _hurry(dialect: Dialect) -> Step:
+    """Return the step that bounds the wait for tables in use. MariaDB counts in seconds, and 0 is no wait at all."""
+    if dialect.name == "mysql":
+        return Step("set session lock_wait_timeout = 1 /*M! - 1 */", {})
+    return Step(f"select pg_catalog.set_config('lock_timeout', '{WAIT_S * 1000:.0f}ms', true)", {})
+
+
+def no_tables(dialect: Dialect) -> str:
+    """Return what to say where there are none."""
+    where = f"schema {_schema_of(dialect)!r}" if dialect.name == "postgresql" else "this database"
+    return f"there are no tables of Tenure in {where}: start a node, or run `tenure init`"
 
 
 def require(session: Session) -> int:
     """Return the version of the tables; raise if there are none, or none that this release can read."""
     version = _version(session, MIGRATIONS[-1].version)
     if not version:
-        where = "this file" if session.dialect.name == "sqlite" else f"schema {_schema_of(session.dialect)!r}"
-        raise ConfigError(f"there are no tables of Tenure in {where}: start a node, or run `tenure init`")
+        raise ConfigError(no_tables(session.dialect))
     return version
+
+
+def check_shape(session: Session) -> None:
+    """Raise ConfigError if a table or a column is missing: somebody made the tables by hand, or changed them."""
+    looks = [
+        f"(select {', '.join(columns)} from {{{name}}} where 1 = 0) as {name}" for name, columns in _COLUMNS.items()
+    ]
+    try:
+        _ = session.read(Step(f"select 1 from {', '.join(looks)}", {}))[0].rows
+    except Failed as error:
+        raise ConfigError(
+            f"the tables are not as Tenure makes them: {str(error).splitlines()[0]}; `tenure sql` prints how they are "
+            "made, and where there are none a node makes them"
+        ) from None
+
+
+_COLUMNS = {
+    table[1]: re.findall(r"^    (?!primary key)(\w+) ", table[0], re.MULTILINE)
+    for table in re.finditer(r"create table {(\w+)} \(.*?\n\)", "".join(_TABLES), re.DOTALL)
+}
+"""The columns of every table, as it was first made."""
 
 
 def check_privileges(session: Session) -> None:
     """Raise Failed if the database user may not do with the tables what a node does, now rather than bit by bit."""
     if session.dialect.name == "sqlite":
+        return
+    if session.dialect.name == "mysql":  # which checks them before it finds that there is nothing to do
+        try:
+            session.run(*(Step(text, {}) for name in TABLES if name != "meta" for text in _nothing_done(name)))
+        except Failed as error:
+            if _number(error.__cause__) != NO_SUCH_TABLE:  # of that tells check_shape()
+                raise
         return
     (missing,) = session.read(Step(_MISSING_PRIVILEGES, {"schema": _schema_of(session.dialect)}))
     if missing.rows:
@@ -278,6 +341,16 @@ where n.nspname = :schema and c.relname in ('namespaces', 'members', 'roles', 'c
     and not pg_catalog.has_table_privilege(c.oid, wanted.privilege)
 order by c.relname, wanted.privilege
 """
+
+
+def _nothing_done(table: str) -> tuple[str, ...]:
+    """Return a statement for each privilege on a table that a node needs, none of which changes anything."""
+    column = "name" if table == "namespaces" else "namespace"
+    return (
+        f"insert into {{{table}}} select * from {{{table}}} where false",
+        f"update {{{table}}} set {column} = {column} where false",
+        f"delete from {{{table}}} where false",
+    )
 
 
 def _schema_of(dialect: Dialect) -> str:
@@ -305,12 +378,17 @@ def _read_version(run: Run, dialect: Dialect) -> int:
     if not there.rows:
         return 0
     (version,) = run(Step("select value from {meta} where name = 'version'", {}))
+    if dialect.name == "mysql" and not version.rows:
+        return 0
     return int(version.rows[0][0])
 
 
 def _exists(dialect: Dialect) -> Step:
     if dialect.name == "sqlite":
         return Step("select 1 from sqlite_master where name = 'tenure_meta'", {})
+    if dialect.name == "mysql":
+        text = "select 1 from information_schema.tables where table_schema = database() and table_name = 'tenure_meta'"
+        return Step(text, {})
     # A look at the catalog's rows: to_regclass() answers from a cache that a wait for the lock above does not refresh,
     # so of several nodes that start at once on an empty database the second would create the tables again.
     text = """
@@ -332,6 +410,11 @@ def _lock(dialect: Dialect) -> list[Step]:
     """Let one node at a time create the tables. SQLite's write lock is held already."""
     if dialect.name == "sqlite":
         return []
+    if dialect.name == "mysql":
+        return [
+            Step(f"set session lock_wait_timeout = {PATIENCE_S:.0f}", {}),
+            Step(f"select get_lock({_MYSQL_LOCK}, {PATIENCE_S:g})", {}),
+        ]
     return [
         Step(f"select pg_catalog.set_config('lock_timeout', '{PATIENCE_S:g}s', true)", {}),
         Step(f"select pg_catalog.set_config('statement_timeout', '{PATIENCE_S:g}s', true)", {}),
@@ -339,16 +422,25 @@ def _lock(dialect: Dialect) -> list[Step]:
     ]
 
 
+def _unlock(dialect: Dialect) -> list[Step]:
+    """Let the next one look; where the lock is the transaction's it goes by itself, and with the connection always."""
+    return [Step("do release_all_locks()", {})] if dialect.name == "mysql" else []  # a try that failed took it, too
+
+
 def _apply(run: Run, dialect: Dialect, migration: Migration) -> None:
     for text in _texts(dialect, migration):
-        run(Step(text, {}))
+        try:
+            _ = run(Step(text, {}))[0].count
+        except Exception as error:
+            if _number(error) not in _THERE_ALREADY:
+                raise
 
 
 def _texts(dialect: Dialect, migration: Migration) -> list[str]:
     """Return the statements of one migration, in the common text."""
     texts = []
     if migration.version == 1:
-        texts.append("create table {meta} (name text primary key, value integer not null)")
+        texts.append("create table {meta} (name {text} primary key, value integer not null) {engine}")
         texts.append("insert into {meta} (name, value) values ('version', 0), ('oldest', 1)")
     texts += migration.tables
     if dialect.name == "postgresql":
@@ -360,13 +452,44 @@ def _texts(dialect: Dialect, migration: Migration) -> list[str]:
 
 def script(dialect: Dialect) -> list[str]:
     """Return the statements that create the tables, for people who run them by hand."""
-    texts = [] if dialect.name == "sqlite" else [_create_schema(dialect)]
+    return ["begin", *statements_of(dialect), "commit"]
+
+
+def tables_sql(database: str = "postgresql", *, schema: str = "tenure") -> list[str]:
+    """Return the statements that create the tables, for a migration of yours; run them in one transaction.
+
+    ``database`` is ``postgresql``, ``sqlite`` or ``mysql`` (MariaDB), as SQLAlchemy's dialects are called; ``schema``
+    is for PostgreSQL. Nodes find the tables and create nothing then.
+    """
+    known = {"postgresql": postgresql(check_schema(schema)), "sqlite": SQLITE, "mysql": MYSQL, "mariadb": MYSQL}
+    if database not in known:
+        raise ConfigError(f"database={database!r} must be one of {', '.join(map(repr, known))}")
+    return statements_of(known[database])
+
+
+def statements_of(dialect: Dialect) -> list[str]:
+    """Return the statements of every migration, in the words of a database."""
+    texts = [_create_schema(dialect)] if dialect.name == "postgresql" else []
     texts += [text for one in MIGRATIONS for text in _texts(dialect, one)]
-    return ["begin", *(dialect.text(text).strip() for text in texts), "commit"]
+    return [dialect.text(text).strip() for text in texts]
 
 
 def grants(dialect: Dialect, user: str) -> list[str]:
-    """Return the least privileges of a database user who runs nodes on tables that are there already."""
+    """Return the least privileges of a database user who runs nodes on tables that are there already.
+
+    On MariaDB a user is ``name`` or ``name@host``.
+    """
+    if dialect.name == "mysql":
+        name, _, host = user.partition("@")
+        account = "@".join("'" + part.replace("'", "''") + "'" for part in (name, host or "%"))
+        return [
+            f"grant select on {dialect.prefix}meta to {account}",
+            *(
+                f"grant select, insert, update, delete on {dialect.prefix}{name} to {account}"
+                for name in TABLES
+                if name != "meta"
+            ),
+        ]
     schema, quoted = dialect.prefix.rstrip("."), '"' + user.replace('"', '""') + '"'
     changing = ", ".join(dialect.prefix + name for name in TABLES if name != "meta")
     return [

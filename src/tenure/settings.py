@@ -56,7 +56,7 @@ class NodeSettings:
 
     @property
     def database(self) -> str:
-        """``sqlite`` or ``postgresql``."""
+        """``sqlite``, ``postgresql`` or ``mysql``, which is MariaDB, too."""
         return _database(self.url)
 
     @property
@@ -104,8 +104,8 @@ def _check_together(settings: NodeSettings) -> None:
     """Raise if settings that are fine by themselves contradict each other."""
     if settings.direct_url is not None and not settings.database == _database(settings.direct_url) == "postgresql":
         raise ConfigError("direct_url is for PostgreSQL behind a pooler: both URLs must be postgresql://…")
-    if settings.password is not None and settings.database != "postgresql":
-        raise ConfigError(f"password= is for PostgreSQL, and the URL names {settings.database}: leave it out")
+    if settings.password is not None and settings.database == "sqlite":
+        raise ConfigError("password= is for PostgreSQL and MariaDB, and the URL names sqlite: leave it out")
     if settings.mode == "lock" and settings.database != "postgresql":
         raise ConfigError(f"mode='lock' needs PostgreSQL's advisory locks, and the URL names {settings.database}")
     if settings.mode == "lock" and settings.takeover == "strict":
@@ -219,24 +219,24 @@ def _checked_url(what: str, url: str) -> str:
     if not isinstance(url, str):
         raise ConfigError(f"{what} must be text, not {type(url).__name__}")
     if not url.strip():
-        raise ConfigError(f"{what} is empty: give postgresql://… or sqlite:///…, or leave it out")
+        raise ConfigError(f"{what} is empty: give postgresql://…, mysql://… or sqlite:///…, or leave it out")
     _check_characters(what, url)
     scheme, separator, rest = url.partition(":")
     scheme = scheme.lower().partition("+")[0]
     if scheme == "sqlite":
         if not rest.startswith("///"):
             raise ConfigError("a SQLite URL is sqlite:///relative.db or sqlite:////absolute/path.db")
-    elif scheme not in ("postgresql", "postgres"):
+    elif scheme not in ("postgresql", "postgres", "mysql", "mariadb"):
         # Quoted only if it is no more than a scheme: a connection string in another form may hold a password.
         is_scheme = re.match(r"[a-z]\w*(\+\w+)?://", url)
         shown = f"unknown database {scheme!r} in the URL" if is_scheme else "not a database URL"
-        raise ConfigError(f"{shown}: use postgresql://… or sqlite:///…")
+        raise ConfigError(f"{shown}: use postgresql://…, mysql://… or sqlite:///…")
     return scheme + separator + rest
 
 
 def _database(url: str) -> str:
     scheme = url.partition(":")[0].partition("+")[0]
-    return "postgresql" if scheme == "postgres" else scheme
+    return {"postgres": "postgresql", "mariadb": "mysql"}.get(scheme, scheme)
 
 
 def _default_url() -> str:

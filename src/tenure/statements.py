@@ -109,7 +109,7 @@ select name from {roles} where namespace = :namespace and name in {listed} order
 """
 
 LOCK_PATIENTLY = """
-select name from {roles} where namespace = :namespace and name in {listed} {wait_for_role} order by name
+select name from {roles} where namespace = :namespace and name in {listed} {wait_for_role} order by name {patiently}
 """
 
 TAKE = """
@@ -150,15 +150,17 @@ where namespace = :namespace and name = :role and token = :token and holder = :i
 # Candidates --------------------------------------------------------------------------------------------------
 
 ADD_ROLES = """
-insert into {roles} (namespace, name, token)
-select :namespace, value, 0 from {from_listed} where true order by value
-on conflict do nothing
+{insert} into {roles} (namespace, name, token)
+select :namespace, value, 0 from {from_listed}
+where not exists (select 1 from {roles} r where r.namespace = :namespace and r.name = value)
+order by value
+{or_nothing}
 """
 
 ADD_CANDIDACIES = """
-insert into {candidates} (namespace, role, member_id)
+{insert} into {candidates} (namespace, role, member_id)
 select :namespace, value, :id from {from_listed} where true
-on conflict do nothing
+{or_nothing}
 """
 
 REMOVE_CANDIDACIES = """
@@ -168,8 +170,8 @@ delete from {candidates} where namespace = :namespace and member_id = :id and ro
 # The confirmed server ----------------------------------------------------------------------------------------
 
 ADD_NAMESPACE = """
-insert into {namespaces} (name, incarnation, base, max_ttl_ms) values (:namespace, :incarnation, 0, :max_ttl_ms)
-on conflict do nothing
+{insert} into {namespaces} (name, incarnation, base, max_ttl_ms) values (:namespace, :incarnation, 0, :max_ttl_ms)
+{or_nothing}
 """
 
 CONFIRMED = """
@@ -194,6 +196,9 @@ FENCE_GUARD = """
     and not exists (select 1 from {terms} t where t.namespace = r.namespace and t.role = r.name
                     and t.token = r.token and t.resigned_at is not null)
 """
+
+FENCE_BY_SHARE = "select 1 from {roles} r where " + FENCE_GUARD + "{for_share}"
+"""Locks the role's row, and no other, against a successor."""
 
 FENCE_BY_UPDATE = (
     """
@@ -247,6 +252,55 @@ where r.namespace = :namespace order by r.name
 MEMBERS = """
 select id, name, host, pid, version, sentinel_key, takeover, ttl_ms, joined_at, renewed_at, {now}
 from {members} where namespace = :namespace and ended_at is null order by joined_at, id
+"""
+
+# Step by step ------------------------------------------------------------------------------------------------
+
+LOCK_NAMESPACE = """
+update {namespaces} set base = base where name = :namespace
+"""
+"""Changes nothing and lets one candidate at a time join: two of one name must become one member."""
+
+LOCK_DATABASE = """
+update {meta} set value = value where name = 'version'
+"""
+"""Changes nothing: where one writer holds the whole file, a transaction that reads first may not write later."""
+
+MANUAL_MEMBERS = """
+select id, name, ttl_ms, renewals, incarnation, renewed_at, {now} from {members}
+where namespace = :namespace and takeover = 'manual' and ended_at is null
+"""
+
+MANUAL_MEMBER = MANUAL_MEMBERS + "  and name = :name\n"
+
+LAST_TTL = """
+select ttl_ms from {members} where namespace = :namespace and takeover = 'manual' and name = :name
+order by joined_at desc limit 1
+"""
+
+SET_TTL = """
+update {members} set ttl_ms = :ttl_ms where id = :id and ended_at is null
+"""
+
+LOCK_SILENT = """
+select id from {members} where id = :id and renewals = :renewals and ended_at is null {skip_locked}
+"""
+
+HOLDER = """
+select r.token, r.reserved_for, r.request_token, r.request_to, m.id, m.name, m.takeover, m.ttl_ms, m.renewals,
+       m.sentinel_key, m.sentinel_epoch, m.server_start, m.incarnation, t.began_at, t.resigned_at, m.renewed_at, {now}
+from {roles} r
+left join {members} m on m.id = r.holder and m.ended_at is null
+left join {terms} t on t.namespace = r.namespace and t.role = r.name and t.token = r.token
+where r.namespace = :namespace and r.name = :role
+"""
+
+STANDS = """
+select 1 from {candidates} where namespace = :namespace and role = :role and member_id = :id
+"""
+
+FIRST_JOINED = """
+select min(joined_at), {now} from {members} where namespace = :namespace and incarnation = :incarnation
 """
 
 # What operators do -------------------------------------------------------------------------------------------

@@ -99,24 +99,26 @@ class Store:
         if member.key is not None and not self.sentinel.hold(member.key):
             return asks.Joined(sentinel=False)
         self._key = member.key
-        self.session.run(
-            self._step(
-                statements.JOIN,
-                id=member.id,
-                name=member.name,
-                host=self.identity.host,
-                pid=self.identity.pid,
-                version=self.identity.version,
-                metadata=member.metadata,
-                takeover=member.takeover,
-                ttl_ms=round(member.ttl * 1000),
-                key=member.key,
-                server_start=ask.server.start,
-                incarnation=ask.server.incarnation,
-                **self._backends(),
-            )
-        )
+        self.session.run(self.entry(member, ask.server))
         return asks.Joined(sentinel=True)
+
+    def entry(self, member: asks.Member, server: asks.Server) -> Step:
+        """Return the step that inserts a member's row."""
+        return self._step(
+            statements.JOIN,
+            id=member.id,
+            name=member.name,
+            host=self.identity.host,
+            pid=self.identity.pid,
+            version=self.identity.version,
+            metadata=member.metadata,
+            takeover=member.takeover,
+            ttl_ms=round(member.ttl * 1000),
+            key=member.key,
+            server_start=server.start,
+            incarnation=server.incarnation,
+            **self._backends(),
+        )
 
     def _renew(self, ask: asks.Renew) -> asks.Standing:
         renewal = self._step(statements.RENEW, id=ask.member_id, **self._backends())

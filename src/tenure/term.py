@@ -153,7 +153,7 @@ class Term(BaseTerm):
     def fence(self, connection: Any, *, bound: float | None = None) -> None:
         """Check inside the transaction of ``connection`` that this term is the latest, and keep it so until it ends.
 
-        Raises Fenced if it is not: on PostgreSQL the transaction then cannot commit, on SQLite it has been rolled
+        Raises Fenced if it is not: on PostgreSQL the transaction then cannot commit, elsewhere it has been rolled
         back. The database judges; no local clock is asked. The server ends the transaction after ``bound`` seconds
         (the TTL by default), so that a paused leader holds up its successor no longer.
         """
@@ -189,11 +189,10 @@ class Transaction:
         self._connection = connection
 
     def execute(self, sql: str, parameters: Any = ()) -> Any:
-        """Run a statement; parameters are in the driver's style (psycopg ``%s``, sqlite3 ``?``). Return the cursor."""
+        """Run a statement and return the cursor; parameters are in the driver's style (sqlite3 ``?``, else ``%s``)."""
         if not connections.in_transaction(self._connection):
             raise ConfigError("this fenced transaction was ended by a statement of its own: leave that to its block")
-        # Not even an empty tuple where there is nothing to fill in, or psycopg takes every % for a placeholder.
-        return self._connection.execute(sql, parameters) if parameters else self._connection.execute(sql)
+        return connections.execute(self._connection, sql, parameters)
 
     def cut(self) -> None:
         """Make a statement that is under way in another thread fail, within a second."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any, Protocol
 
 from tenure import statements
@@ -118,8 +118,9 @@ def _read(tables: Tables, text: str, **parameters: object) -> Any:
 
 
 def time_of(value: datetime | str) -> datetime:
-    """Return a time as the database gave it, with its zone."""
-    return value if isinstance(value, datetime) else datetime.fromisoformat(value.replace("Z", "+00:00"))
+    """Return a time as the database gave it, with its zone; MariaDB's have none, and are in UTC."""
+    time = value if isinstance(value, datetime) else datetime.fromisoformat(value.replace("Z", "+00:00"))
+    return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
 
 
 def seconds_between(earlier: datetime | str, later: datetime | str) -> float:

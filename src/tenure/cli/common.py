@@ -49,7 +49,7 @@ def place(command: F) -> F:
 def location(command: F) -> F:
     """Add the options that say which database, and tell errors in one line."""
 
-    @click.option("--url", help="The database: postgresql://… or sqlite:///file.db.")
+    @click.option("--url", help="The database: postgresql://…, mysql://… or sqlite:///file.db.")
     @click.option(
         "--url-file",
         type=click.Path(dir_okay=False, path_type=Path),

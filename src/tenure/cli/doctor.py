@@ -48,6 +48,8 @@ def doctor(
     )
     if settings.database == "sqlite":
         from tenure.sqlite_checks import examine  # noqa: PLC0415 - each where it is needed
+    elif settings.database == "mysql":
+        from tenure.mysql_checks import examine  # noqa: PLC0415
     else:
         from tenure.postgres_checks import examine  # noqa: PLC0415
     findings = diagnosed(examine(settings))

@@ -9,7 +9,7 @@ import click
 from tenure import schema as tables
 from tenure.cli.common import Seconds, database, place, schema_option, told_errors
 from tenure.connections import fence_sql
-from tenure.dialects import SQLITE, postgresql
+from tenure.dialects import MYSQL, SQLITE, postgresql
 from tenure.registry import Registry
 from tenure.settings import check_schema
 
@@ -56,7 +56,9 @@ def init(max_ttl: float | None, url: str | None, namespace: str | None, schema: 
 
 
 @click.command()
-@click.option("--dialect", type=click.Choice(["postgresql", "sqlite"]), default="postgresql", show_default=True)
+@click.option(
+    "--dialect", type=click.Choice(["postgresql", "sqlite", "mysql"]), default="postgresql", show_default=True
+)
 @schema_option
 @click.option("--grants", metavar="USER", help="Print the least privileges for a database user who runs nodes.")
 @click.option("--fence", metavar="ROLE", help="Print the statement that fences a transaction, for other languages.")
@@ -72,7 +74,7 @@ def sql(dialect: str, schema: str, grants: str | None, fence: str | None, namesp
     with told_errors():
         if fence is not None and grants is not None:
             raise click.UsageError("--fence and --grants: give one of them")
-        words = SQLITE if dialect == "sqlite" else postgresql(check_schema(schema))
+        words = {"sqlite": SQLITE, "mysql": MYSQL}.get(dialect) or postgresql(check_schema(schema))
         if fence is not None:
             texts = [fence_sql(fence, namespace=namespace, schema=schema, database=dialect)]
         elif grants is not None:
