@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 import time
 
@@ -15,7 +16,7 @@ import pytest
 
 import tenure
 from tenure.errors import StoreUnavailable
-from tests.cluster import PATIENCE_S, Cluster
+from tests.cluster import PATIENCE_S, ROOT, Cluster
 from tests.desk import until
 
 pytestmark = pytest.mark.long
@@ -167,6 +168,19 @@ def test_a_pooler_without_transactions_is_refused_in_every_mode(postgres_server,
     for mode in ("auto", "lease", "hybrid", "lock"):
         with pytest.raises(tenure.PoolerDetected, match=r"pool_mode = transaction .*direct_url="):
             tenure.Node(url, mode=mode).start()
+
+
+def test_the_example_of_the_page_is_hybrid(pooler, postgres_url):
+    page = (ROOT / "docs" / "how-to" / "poolers.md").read_text()
+    example = re.search(r"```py\n(.*?)```", page, re.DOTALL)[1]
+    pages = ("postgresql://app@pgbouncer:6432/app", "postgresql://app@postgres:5432/app")
+    for written, real in zip(pages, (pooler.through(postgres_url), postgres_url), strict=True):
+        assert written in example
+        example = example.replace(written, real)
+    names = {"tenure": tenure}
+    exec(example, names)
+    with names["node"] as node:
+        assert node.mode == "hybrid"
 
 
 def test_a_direct_url_brings_back_failover_at_once(pooler, postgres_url, tmp_path):

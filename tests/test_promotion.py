@@ -6,12 +6,14 @@ the namespace's largest permitted TTL, counted by each node from when it first s
 
 from __future__ import annotations
 
+import re
+
 import psycopg
 import pytest
 
 import tenure
 from tenure.connections import fence
-from tests.cluster import Cluster, NodeProcess
+from tests.cluster import ROOT, Cluster, NodeProcess
 from tests.desk import Desk
 from tests.servers import PostgresServer, Replica
 
@@ -60,7 +62,10 @@ def test_hot_standby_is_refused_until_it_is_promoted(every_replica):
     for url in (every_replica.url(name), f"postgresql://postgres@/{name}?{both}"):
         with pytest.raises(tenure.StoreUnavailable, match=remedy):
             tenure.Node(url).start()
-    with tenure.Node(f"postgresql://postgres@/{name}?{both}&target_session_attrs=read-write") as node:
+    page = (ROOT / "docs" / "how-to" / "replication.md").read_text()
+    ours = re.search(r"`(postgresql://app@/app\?host=\S+)`", page)[1]
+    ours = ours.replace("app@/app", f"postgres@/{name}").replace("host=db1,db2&port=5432,5432", both)
+    with tenure.Node(ours) as node:
         assert node.election("r").wait(20).token == 1
     every_replica.primary.stop()
     every_replica.promote()
