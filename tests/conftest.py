@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +32,14 @@ OTHER_POSTGRES = {f"postgres-{one.id}": one for one in PRESENT[1:]}
 
 
 def pytest_configure() -> None:
-    """A developer's PGHOST or TENURE_URL must not lead a test, or a process that it starts, elsewhere."""
+    """Make the tests independent of where they were started.
+
+    A developer's PGHOST or TENURE_URL must not lead a test, or a process that it starts, elsewhere. And what nohup, or
+    a shell that starts us in the background, has us ignore, the processes that we start would ignore, too.
+    """
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     for name in [name for name in os.environ if name.startswith(("PG", "TENURE_"))]:
         del os.environ[name]
     facades.install()

@@ -438,8 +438,6 @@ def test_restart_runs_it_again_under_a_new_token(tmp_path, sqlite_url, start):
 def test_signals_are_passed_on_and_those_that_end_it_hand_the_role_over(tmp_path, one_url, start):
     heard = tmp_path / "heard"
     names = ["HUP", "QUIT", "USR1", "USR2", "WINCH", "INT", "TERM"]
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # these tests run under nohup, and what it ignores stays so
-        names.remove("HUP")
     traps = "".join(f"trap 'echo {name} >>{heard}' {name}; " for name in names[:-1])
     script = f"{traps} trap 'echo TERM >>{heard}; exit 0' TERM; echo begun >{heard}; while :; do sleep 0.01; done"
     runner = start("--", "sh", "-c", script, url=one_url)
