@@ -50,15 +50,7 @@ class Desk:
     """One member's control connection. `with Desk(url) as desk:` connects, creates the tables and joins."""
 
     def __init__(self, url: str, *, join: bool = True, **settings: Any) -> None:
-        values = dict.fromkeys(("namespace", "renew_every", "metadata", "direct_url", "password")) | {
-            "name": f"desk-{next(_numbers)}",
-            "ttl": 30.0,
-            "takeover": "instant",
-            "mode": "auto",
-            "schema": "tenure",
-            "start": "raise",
-        }
-        self.settings = node_settings(url, **(values | settings))
+        self.settings = node_settings(url, **({"name": f"desk-{next(_numbers)}", "ttl": 30.0} | settings))
         self.backend = backend_for(self.settings)
         self.store, self.session, self.opened = self.backend.open_control()
         self.id = ""

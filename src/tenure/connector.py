@@ -12,13 +12,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tenure import timing
 from tenure.dialects import postgresql
-from tenure.dialing import dial, load, parse_url, present_password, shut_down, warn_of_eavesdroppers, without_secrets
+from tenure.dialing import (
+    Openings,
+    dial,
+    load,
+    parse_url,
+    present_password,
+    shut_down,
+    warn_of_eavesdroppers,
+    without_secrets,
+)
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable, TenureError
 from tenure.postgres import Backend, PooledSession, PostgresSession
 from tenure.session import Step
@@ -58,7 +66,7 @@ class PostgresConnector:
         self._label = label
         self._parameters = parse_url(url)
         self._password = password
-        self._opening: set[psycopg.Connection[Any]] = set()
+        self._openings = Openings(shut_down)
         if password is not None and "password" in self._parameters:
             raise ConfigError("the URL has a password, and password= gives another: leave one of them out")
 
@@ -142,33 +150,13 @@ class PostgresConnector:
         self._set(connection, settings)
         return PostgresSession(connection, self.dialect, backend)
 
-    @contextlib.contextmanager
-    def limited(self, connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
-        """Cut the connection if the block takes longer, or on :meth:`abort`: it may hang in a pooler's queue."""
-        late = threading.Event()
-
-        def cut() -> None:
-            late.set()
-            shut_down(connection)
-
-        timer = threading.Timer(seconds, cut)
-        timer.daemon = True
-        timer.start()
-        self._opening.add(connection)
-        try:
-            yield
-        except Exception:
-            if late.is_set():
-                raise StoreUnavailable(f"cannot use {self!r}: no answer within {seconds:g} s") from None
-            raise
-        finally:
-            self._opening.discard(connection)
-            timer.cancel()
+    def limited(self, connection: psycopg.Connection[Any], seconds: float) -> contextlib.AbstractContextManager[None]:
+        """Cut the connection if the block takes longer, or on :meth:`abort`."""
+        return self._openings.limited(connection, seconds, f"cannot use {self!r}: ")
 
     def abort(self) -> None:
         """Make whatever is being opened fail at once, from any thread."""
-        for connection in list(self._opening):
-            shut_down(connection)
+        self._openings.abort()
 
     def knock(self) -> str | None:
         """Open a fresh connection and return the server's start time; None if the server will not have it."""

@@ -12,7 +12,7 @@ import re
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tenure.errors import ConfigError, StoreUnavailable
@@ -150,6 +150,52 @@ def unforked(connect: Callable[[], Opened], socket_of: Callable[[Opened], HasFil
             _attempts.discard(attempt)
         connection.close()
     raise AssertionError
+
+
+@contextlib.contextmanager
+def limited(cut: Callable[[], None], seconds: float, complaint: str = "") -> Iterator[None]:
+    """Cut a connection if the block takes longer, and say so after the complaint."""
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        cut()
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except Exception:
+        if late.is_set():
+            raise StoreUnavailable(f"{complaint}no answer within {seconds:g} s") from None
+        raise
+    finally:
+        timer.cancel()
+
+
+class Openings:
+    """Connections that are being opened, or used for the first time: each for so long at most."""
+
+    def __init__(self, cut: Callable[[Any], None]) -> None:
+        """Take how a connection is cut from another thread."""
+        self._cut = cut
+        self._open: set[Any] = set()
+
+    @contextlib.contextmanager
+    def limited(self, connection: Any, seconds: float, complaint: str = "") -> Iterator[None]:
+        """Cut the connection if the block takes longer, or on :meth:`abort`: it may hang in a pooler's queue."""
+        self._open.add(connection)
+        try:
+            with limited(lambda: self._cut(connection), seconds, complaint):
+                yield
+        finally:
+            self._open.discard(connection)
+
+    def abort(self) -> None:
+        """Make whatever is being opened fail at once, from any thread."""
+        for connection in list(self._open):
+            self._cut(connection)
 
 
 _told: set[str] = set()

@@ -93,18 +93,7 @@ class _Place:
 
     def __init__(self, url: str | None, schema: str, password: Password | None) -> None:
         self._settings = node_settings(
-            url,
-            direct_url=None,
-            password=password,
-            name="manual",
-            namespace=None,
-            ttl=None,
-            renew_every=None,
-            takeover="strict",
-            mode="lease",
-            schema=schema,
-            metadata=None,
-            start="raise",
+            url, password=password, name="manual", takeover="strict", mode="lease", schema=schema
         )
         self._backend = backend_for(self._settings)
         self._start_over()

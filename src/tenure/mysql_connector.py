@@ -14,14 +14,12 @@ import contextlib
 import math
 import re
 import socket
-import threading
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from tenure import mysql, timing
 from tenure.dialects import MYSQL
-from tenure.dialing import STRAY_AT, is_here, present_password, tell_once, unforked, without_secrets
+from tenure.dialing import STRAY_AT, Openings, is_here, present_password, tell_once, unforked, without_secrets
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable, TenureError
 from tenure.mysql import MySqlSession, cut, load, said, wire
 from tenure.session import Step
@@ -115,7 +113,7 @@ class MySqlConnector:
         self._label = label
         self._parameters = parse_url(url)
         self._password = password
-        self._opening: set[Any] = set()
+        self._openings = Openings(cut)
         self._context: Any = None
         if password is not None and "password" in self._parameters:
             raise ConfigError("the URL has a password, and password= gives another: leave one of them out")
@@ -272,33 +270,13 @@ class MySqlConnector:
         """How long the server keeps a control connection that says nothing."""
         return math.ceil(timing.server_patience(self._ttl))
 
-    @contextlib.contextmanager
-    def limited(self, connection: Any, seconds: float) -> Iterator[None]:
+    def limited(self, connection: Any, seconds: float) -> contextlib.AbstractContextManager[None]:
         """Cut the connection if the block takes longer, or on :meth:`abort`."""
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            cut(connection)
-
-        timer = threading.Timer(seconds, end)
-        timer.daemon = True
-        timer.start()
-        self._opening.add(connection)
-        try:
-            yield
-        except Exception:
-            if late.is_set():
-                raise StoreUnavailable(f"no answer within {seconds:g} s") from None
-            raise
-        finally:
-            self._opening.discard(connection)
-            timer.cancel()
+        return self._openings.limited(connection, seconds)
 
     def abort(self) -> None:
         """Make whatever is being opened fail at once, from any thread."""
-        for connection in list(self._opening):
-            cut(connection)
+        self._openings.abort()
 
     def knock(self, session: MySqlSession) -> str | None:
         """Open a fresh connection; return the start time of the session's server if it leads there, else None.

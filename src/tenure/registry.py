@@ -6,7 +6,6 @@ It looks, asks a leader to resign, and keeps house: creates the tables, sets the
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure import schema, statements, timing, values
 from tenure.backends import LOOK_TIMEOUT_S, backend_for
+from tenure.dialing import limited
 from tenure.errors import ConfigError, NotLeader, StoreUnavailable, WaitTimeout
 from tenure.session import Failed, Gone, Step
 from tenure.settings import Password, check_limit, check_name, check_ttl, node_settings
@@ -79,20 +79,7 @@ class Registry:
         password: Password | None = None,
     ) -> None:
         """Check the settings; connect nothing yet."""
-        self._settings = node_settings(
-            url,
-            direct_url=None,
-            password=password,
-            name="registry",
-            namespace=namespace,
-            ttl=None,
-            renew_every=None,
-            takeover="instant",
-            mode="auto",
-            schema=schema,
-            metadata=None,
-            start="raise",
-        )
+        self._settings = node_settings(url, password=password, name="registry", namespace=namespace, schema=schema)
         self._backend = backend_for(self._settings)
         self._session: Any = None
 
@@ -273,26 +260,15 @@ class Registry:
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
         """Bound a call, for a server may freeze; tell of a database that was lost in the word that everybody knows."""
-        too_late = threading.Event()
-
-        def give_up() -> None:
-            too_late.set()
-            self._session.abort()
-
-        timer = threading.Timer(LOOK_TIMEOUT_S, give_up)
-        timer.daemon = True
-        timer.start()
         try:
-            yield
+            with limited(self._session.abort, LOOK_TIMEOUT_S, "the database: "):
+                yield
         except Gone as error:
-            told = f"the database did not answer within {LOOK_TIMEOUT_S:g} s" if too_late.is_set() else str(error)
-            raise StoreUnavailable(told) from None
+            raise StoreUnavailable(str(error)) from None
         except Failed as error:
             if getattr(error.__cause__, "sqlstate", None) == LOCK_NOT_AVAILABLE:
                 raise _Busy("a transaction of somebody else's keeps the rows locked: try again") from None
             raise StoreUnavailable(f"{str(error).splitlines()[0]} (`tenure doctor` may say what to do)") from None
-        finally:
-            timer.cancel()
 
     def _read(self, text: str) -> Any:
         with self._asking():

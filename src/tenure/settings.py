@@ -68,17 +68,17 @@ class NodeSettings:
 def node_settings(
     url: str | None,
     *,
-    direct_url: str | None,
-    password: Password | None,
-    name: str | None,
-    namespace: str | None,
-    ttl: float | None,
-    renew_every: float | None,
-    takeover: str,
-    mode: str,
-    schema: str,
-    metadata: Mapping[str, Any] | None,
-    start: str,
+    direct_url: str | None = None,
+    password: Password | None = None,
+    name: str | None = None,
+    namespace: str | None = None,
+    ttl: float | None = None,
+    renew_every: float | None = None,
+    takeover: str = "instant",
+    mode: str = "auto",
+    schema: str = "tenure",
+    metadata: Mapping[str, Any] | None = None,
+    start: str = "raise",
 ) -> NodeSettings:
     """Return the settings, or raise ConfigError with the value and what would be right."""
     checked_ttl = _ttl(ttl)

@@ -32,20 +32,7 @@ def doctor(
     tenure doctor --url postgresql://localhost/app
     tenure doctor --ttl 3 --strict && echo fit
     """
-    settings = node_settings(
-        url,
-        direct_url=None,
-        password=None,
-        name="doctor",
-        namespace=namespace,
-        ttl=ttl,
-        renew_every=None,
-        takeover="instant",
-        mode="auto",
-        schema=schema,
-        metadata=None,
-        start="raise",
-    )
+    settings = node_settings(url, name="doctor", namespace=namespace, ttl=ttl, schema=schema)
     if settings.database == "sqlite":
         from tenure.sqlite_checks import examine  # noqa: PLC0415 - each where it is needed
     elif settings.database == "mysql":
