@@ -238,6 +238,12 @@ def test_malformed_url_is_refused_without_repeating_it(url):
         assert_untold(error.value)
 
 
+def test_schema_is_for_postgresql_only():
+    for url in ("sqlite:///x.db", "mysql://u@h/db"):
+        with pytest.raises(tenure.ConfigError, match="schema='other' is PostgreSQL's, and the URL names"):
+            tenure.Node(url, schema="other")
+
+
 def test_url_must_be_text():
     for url in (7, b"sqlite:///app.db", Path("app.db")):
         with pytest.raises(ConfigError, match=f"the URL must be text, not {type(url).__name__}"):

@@ -75,6 +75,7 @@ def test_url_says_everything_to_the_driver():
         "port": 3307,
         "database": "my db",
         "ssl_ca": "/ca",
+        "ssl_verify_cert": True,
         "ssl_verify_identity": True,
         "connect_timeout": 2.0,
     }
@@ -534,3 +535,8 @@ def test_child_of_a_fork_neither_ends_the_connection_nor_keeps_it(mariadb_server
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+
+def test_certificate_that_is_not_there_is_named(mariadb_url):
+    with pytest.raises(tenure.ConfigError, match=r"TLS cannot be used as the MariaDB URL says \(ssl_ca=/nonexistent\)"):
+        tenure.Node(mariadb_url + "?ssl_ca=/nonexistent").start()

@@ -111,6 +111,14 @@ def version(session: Session, *, may_migrate: bool) -> Iterator[Finding]:
         remedy = "end who keeps them locked; if they are not Tenure's, give it a schema or a file of its own"
         yield error("tables", f"their version cannot be read: {one_line(failure)}", remedy)
         return
+    if present >= known:
+        try:
+            schema.check_shape(session)
+        except ConfigError as refusal:
+            yield error(
+                "tables", one_line(refusal), "bring back what is missing: a backup has it, and `tenure sql` the form"
+            )
+            return
     if present < known and may_migrate:
         text = f"version {present}, and this release has {known}: a node that starts brings them up to date"
         yield warning("tables", text, "run `tenure init`, or start a node")

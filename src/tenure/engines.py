@@ -53,8 +53,12 @@ def way_of(engine: Any) -> Way:
         raise ConfigError("the engine's password is a coroutine function: give the node a URL, and a plain password=")
     url = translate(told)
     if told.password and list(engine.dialect.dispatch.do_connect):
-        return Way(url, lambda: str(_told(engine).password))
+        return Way(url, lambda: _text(_told(engine).password))
     return Way(url, told.password or None)
+
+
+def _text(password: Any) -> str:
+    return str(password() if callable(password) else password)
 
 
 def _sync_engine(engine: Any) -> Any:
@@ -187,7 +191,11 @@ _MYSQL_SSL = {"ca": "ssl_ca", "cert": "ssl_cert", "key": "ssl_key", "check_hostn
 
 def _mysql(told: Told) -> str:
     """Return PyMySQL's parameters as a URL; what is no part of it after the ?, where it is checked."""
-    parameters = {name: value for name, value in told.parameters.items() if name not in _MYSQL_OF_THE_APPLICATION}
+    parameters = {
+        name: value
+        for name, value in told.parameters.items()
+        if name not in _MYSQL_OF_THE_APPLICATION and value is not None
+    }
     place = {name: parameters.pop(name, None) for name in ("host", "port", "user", "database", "db")}
     ssl = parameters.pop("ssl", None)
     if isinstance(ssl, Mapping) and not set(ssl) - set(_MYSQL_SSL):

@@ -163,14 +163,15 @@ TIMEOUTS = {
 
 def _durability(case: Case) -> Iterator[Finding]:
     flush = case.variables.get("innodb_flush_log_at_trx_commit")
-    if flush != "1" or case.variables.get("innodb_flush_method") == "nosync":
-        text = (
-            f"innodb_flush_log_at_trx_commit is {flush}, or the disk is not waited for: after a power failure tokens "
-            "may come back, and old terms pass the fence"
-        )
-        yield warning("durability", text, "set innodb_flush_log_at_trx_commit to 1, unless the data is for tests")
-    else:
-        yield fine("durability", "innodb_flush_log_at_trx_commit is 1: no token comes back after a crash")
+    method = case.variables.get("innodb_flush_method")
+    wrong = [("innodb_flush_log_at_trx_commit", flush, "1")] if flush != "1" else []
+    wrong += [("innodb_flush_method", method, "fsync or O_DIRECT")] if method == "nosync" else []
+    for name, value, right in wrong:
+        text = f"{name} is {value}: after a power failure tokens may come back, and old terms pass the fence"
+        yield warning("durability", text, f"set {name} to {right}, unless the data is for tests")
+    if wrong:
+        return
+    yield fine("durability", "innodb_flush_log_at_trx_commit is 1: no token comes back after a crash")
 
 
 def _replication(case: Case) -> Iterator[Finding]:

@@ -54,6 +54,7 @@ _PARAMETERS = {
     "ssl_verify_identity": bool,
     "ssl_disabled": bool,
 }
+_FILES = ("ssl_ca", "ssl_cert", "ssl_key")
 _PLACE = re.compile(r"(?:\[(?P<six>[^\]]*)\]|(?P<host>[^:\[\]]*))(?::(?P<port>[0-9]*))?")
 
 
@@ -83,6 +84,8 @@ def parse_url(url: str) -> dict[str, Any]:
     for name, value in parse_qsl(query, keep_blank_values=True):
         if (name, value) != ("charset", "utf8mb4"):
             told[name] = _parameter(name, value)
+    if "ssl_ca" in told:  # whoever names an authority wants it asked, as with ssl={"ca": …}
+        told = {"ssl_verify_cert": True, "ssl_verify_identity": True, **told}
     return told
 
 
@@ -163,7 +166,11 @@ class MySqlConnector:
         mine = {name: told.pop(name) for name in list(told) if name.startswith("ssl_")}
         disabled = mine.get("ssl_disabled") or "unix_socket" in told
         if not disabled and self._context is None:
-            self._context = getattr(load().connect(**mine, defer_connect=True), "ctx", None)
+            try:
+                self._context = getattr(load().connect(**mine, defer_connect=True), "ctx", None)
+            except (OSError, ValueError) as error:  # ssl.SSLError is one
+                files = ", ".join(f"{name}={value}" for name, value in mine.items() if name in _FILES)
+                raise ConfigError(f"TLS cannot be used as the MariaDB URL says ({files}): {error}") from None
         told["ssl" if mine and not disabled else "ssl_disabled"] = self._context if mine and not disabled else True
         return None if mine or disabled else self._context
 

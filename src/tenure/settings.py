@@ -106,6 +106,10 @@ def _check_together(settings: NodeSettings) -> None:
         raise ConfigError("direct_url is for PostgreSQL behind a pooler: both URLs must be postgresql://…")
     if settings.password is not None and settings.database == "sqlite":
         raise ConfigError("password= is for PostgreSQL and MariaDB, and the URL names sqlite: leave it out")
+    if settings.schema != "tenure" and settings.database != "postgresql":
+        raise ConfigError(
+            f"schema={settings.schema!r} is PostgreSQL's, and the URL names {settings.database}: leave it out"
+        )
     if settings.mode == "lock" and settings.database != "postgresql":
         raise ConfigError(f"mode='lock' needs PostgreSQL's advisory locks, and the URL names {settings.database}")
     if settings.mode == "lock" and settings.takeover == "strict":

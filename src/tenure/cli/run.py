@@ -347,21 +347,20 @@ class Runner:
             if self._found_dead(node, election):
                 self._pause(SETTLE_S)
             begun = guard.now()
-            code, lost = self._supervise(node, election, term)
+            code, loss = self._supervise(node, election, term)
             self._note(f"the command has ended, with exit code {code}")
             if self._ending is not None:
                 return SIGNALLED + self._ending
-            loss = f"leadership lost ({term.lost_reason or 'no renewal in time'})"
-            if lost and not self._mission.restart:
-                raise Ended(LEADERSHIP_LOST, self._about(loss))
+            if loss and not self._mission.restart:
+                raise Ended(LEADERSHIP_LOST, self._about(f"leadership lost ({loss})"))
             if not self._mission.restart:
                 self._pause(begun + self._mission.hold - guard.now())
                 return code
-            if lost:
-                _say(self._about(f"{loss}; the command was ended"))
+            if loss:
+                _say(self._about(f"leadership lost ({loss}); the command was ended"))
             if election.term is term:  # its command is not started anew under the same token
                 election.withdraw()
-            if not lost:
+            if not loss:
                 pause = BACKOFF_S[0] if guard.now() - begun > BACKOFF_S[1] else pause
                 self._pause(pause)
                 pause = min(2 * pause, BACKOFF_S[1])
@@ -405,8 +404,8 @@ class Runner:
             return node.database != "sqlite" and any(past.reason == "death" for past in election.history(2)[1:])
         return True
 
-    def _supervise(self, node: Node, election: Election, term: Term) -> tuple[int, bool]:
-        """Run the command until it ends, or must; return its exit code, and whether it had to end."""
+    def _supervise(self, node: Node, election: Election, term: Term) -> tuple[int, str | None]:
+        """Run the command until it ends, or must; return its exit code, and why it had to end if it had to."""
         if not self._guard.alive:
             self._guard = GuardProcess()
         command = Command(self._mission, node, term, self._guard)
@@ -423,10 +422,11 @@ class Runner:
                 command.hear()
         finally:
             self._command = None
-            if command.lost and not self._mission.restart:
+            loss = (term.lost_reason or "no renewal in time") if command.lost else None
+            if loss and not self._mission.restart:
                 election.withdraw()  # no new term for one that is about to leave
             election.work(goes_on=False)
-        return command.code, command.lost
+        return command.code, loss
 
     def _pause(self, seconds: float) -> None:
         until = guard.now() + seconds
