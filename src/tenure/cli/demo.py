@@ -104,7 +104,8 @@ class House:
 
     def __init__(self, url: str) -> None:
         """Choose the names."""
-        self.namespace = self.schema = f"tenure_demo_{secrets.token_hex(4)}"
+        self.namespace = f"tenure_demo_{secrets.token_hex(4)}"
+        self.schema = self.namespace if url.lower().startswith("postgres") else "tenure"
         self._registry = Registry(url, namespace=self.namespace, schema=self.schema)
         self.ledger = ""
 
