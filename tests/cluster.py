@@ -271,6 +271,14 @@ class Cluster:
         self.wait_for_candidates(*nodes)
         return nodes
 
+    def start_at_once(self, count: int) -> list[NodeProcess]:
+        """Have `count` loaded processes start at the same instant; all of them come up."""
+        nodes = self.load(*(f"node-{n}" for n in range(count)))
+        at = history.now_ns() + 100_000_000  # everybody has the command by then, and waits for the moment
+        replies = [node.reply(number) for node, number in [(node, node.send(f"start {at}")) for node in nodes]]
+        assert [reply for reply in replies if "error" in reply] == []
+        return nodes
+
     def wait_for_candidates(self, *nodes: NodeProcess, timeout: float = PATIENCE_S) -> None:
         """Wait until the database lists all of these processes as candidates."""
         deadline = time.monotonic() + timeout

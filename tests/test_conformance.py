@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import tenure
-from tests import history
 from tests.cluster import Cluster
 from tests.desk import Nodes, until
 from tests.test_pause import stop_between_writes
@@ -63,10 +62,7 @@ def succeeded(cluster: Cluster, since_ns: int, token: int) -> tuple[Any, int]:
 
 
 def test_of_eight_that_start_at_once_one_leads_and_everybody_knows_it(cluster):
-    nodes = cluster.load(*(f"node-{n}" for n in range(8)))
-    at = history.now_ns() + 100_000_000
-    replies = [node.reply(number) for node, number in [(node, node.send(f"start {at}")) for node in nodes]]
-    assert [reply for reply in replies if "error" in reply] == []
+    nodes = cluster.start_at_once(8)
     leader, token = cluster.wait_for_leader()
     cluster.wait_for_candidates(*nodes)
     answers = [node.tell("leader") for node in nodes]

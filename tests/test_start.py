@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from tests import history
 from tests.cluster import Cluster
-
-COUNT = 8
 
 
 def test_eight_processes_that_start_at_once_elect_one(store_url, tmp_path):
     with Cluster(store_url, tmp_path, ttl=10, sample_every_s=0.005) as cluster:
-        nodes = cluster.load(*(f"node-{n}" for n in range(COUNT)))
-        at = history.now_ns() + 100_000_000  # everybody has the command by then, and waits for the moment
-        replies = [node.reply(number) for node, number in [(node, node.send(f"start {at}")) for node in nodes]]
-        assert [reply for reply in replies if "error" in reply] == []
+        nodes = cluster.start_at_once(8)
         leader, token = cluster.wait_for_leader()
         cluster.wait_for_candidates(*nodes)
         answers = [node.tell("leader") for node in nodes]

@@ -7,7 +7,9 @@ being made, and none may hang: each statement is bounded where it is made, and t
 from __future__ import annotations
 
 import re
+import statistics
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -21,6 +23,7 @@ T = TypeVar("T")
 
 LIMIT_S = 60.0
 """How long a whole examination may take, whatever the server, the network or the disk does."""
+ROUND_TRIPS = 11
 TOO_OLD_TTLS = 3
 """A member that has not renewed for so many TTLs is not being watched by anybody."""
 KEPT_RENEWALS = 10
@@ -191,6 +194,22 @@ def pace(settings: NodeSettings, round_trip_s: float) -> Iterator[Finding]:
         yield warning("ttl", f"{text}: a few slow ones cost the leadership", longer)
     else:
         yield fine("ttl", text)
+
+
+def median_s(what: Callable[[], object], times: int) -> float:
+    """Return how long something takes, in the median."""
+    taken = []
+    for _ in range(times):
+        before = time.perf_counter()
+        what()
+        taken.append(time.perf_counter() - before)
+    return statistics.median(taken)
+
+
+def round_trip(session: Session) -> tuple[float, Finding]:
+    """Measure how far the server is; return the seconds, and the finding."""
+    seconds = median_s(lambda: session.read(Step("select 1", {}))[0].rows, ROUND_TRIPS)
+    return seconds, fine("round trip", f"{milliseconds(seconds)}, the median of {ROUND_TRIPS}")
 
 
 def milliseconds(seconds: float) -> str:

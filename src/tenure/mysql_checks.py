@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tenure import diagnosis, schema
-from tenure.diagnosis import Finding, error, fine, made, milliseconds, one_line, warning
+from tenure.diagnosis import Finding, error, fine, made, one_line, warning
 from tenure.dialing import is_here
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.mysql import MySqlSession, wire
@@ -22,7 +20,6 @@ from tenure.user_locks import UserLockSentinel
 
 STATEMENT_TIMEOUT_S = 5.0
 PHASE_S = 20.0
-ROUND_TRIPS = 11
 FEW_CONNECTIONS = 10
 PER_NODE = 2
 
@@ -75,18 +72,9 @@ def _examined(settings: NodeSettings, connector: MySqlConnector, session: MySqlS
     else:
         yield warning("server", f"MySQL {version}, on which Tenure was never tested", "use MariaDB, or PostgreSQL")
     yield fine("primary", "this server takes writes, and is no Galera cluster")
-    round_trip_s = _round_trip(session)
-    yield fine("round trip", f"{milliseconds(round_trip_s)}, the median of {ROUND_TRIPS}")
+    round_trip_s, finding = diagnosis.round_trip(session)
+    yield finding
     yield from made(CHECKS, Case(settings, connector, session, dict(variables.rows), user, round_trip_s))
-
-
-def _round_trip(session: MySqlSession) -> float:
-    times = []
-    for _ in range(ROUND_TRIPS):
-        before = time.perf_counter()
-        session.read(Step("select 1", {}))
-        times.append(time.perf_counter() - before)
-    return statistics.median(times)
 
 
 def _connection(case: Case) -> Iterator[Finding]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from tenure import diagnosis
 from tenure.advisory import CLASS_ID, AdvisorySentinel, Stranger, strangers
 from tenure.connector import OLDEST_VERSION, PostgresConnector
-from tenure.diagnosis import Finding, error, fine, made, milliseconds, one_line, warning
+from tenure.diagnosis import Finding, error, fine, made, one_line, warning
 from tenure.dialing import stays_here
 from tenure.errors import PoolerDetected, StoreUnavailable
 from tenure.postgres import PostgresSession
@@ -26,7 +25,6 @@ from tenure.settings import NodeSettings
 STATEMENT_TIMEOUT_S = 5.0
 PHASE_S = 20.0
 """How long the checks on one connection may take."""
-ROUND_TRIPS = 11
 FEW_CONNECTIONS = 10
 PER_NODE = 2
 LOOK_AGAIN_S = 0.5
@@ -86,8 +84,8 @@ def _first_looks(settings: NodeSettings, connector: PostgresConnector, plain: Po
         yield error("server", f"PostgreSQL {release}; Tenure needs 14 or newer", "upgrade the server")
         return
     yield fine("server", f"PostgreSQL {release}")
-    round_trip_s = _round_trip(plain)
-    yield fine("round trip", f"{milliseconds(round_trip_s)}, the median of {ROUND_TRIPS}")
+    round_trip_s, finding = diagnosis.round_trip(plain)
+    yield finding
     ((in_recovery, user, role),) = plain.read(Step(_WHERE, {}))[0].rows
     if in_recovery:
         remedy = "give the primary's URL, or one of all hosts with target_session_attrs=read-write"
@@ -111,15 +109,6 @@ _WHERE = """
 select pg_catalog.pg_is_in_recovery(), session_user,
     pg_catalog.format('role %I in database %I', session_user, pg_catalog.current_database())
 """
-
-
-def _round_trip(session: PostgresSession) -> float:
-    times = []
-    for _ in range(ROUND_TRIPS):
-        before = time.perf_counter()
-        _ = session.read(Step("select 1", {}))[0].rows
-        times.append(time.perf_counter() - before)
-    return statistics.median(times)
 
 
 # The connection ------------------------------------------------------------------------------------------------

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import random
 import sqlite3
-import statistics
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,18 +145,13 @@ def _write(case: Case) -> Iterator[Finding]:
         Step(text, {})
         for text in ("insert into {meta} values ('doctor', 0)", "delete from {meta} where name = 'doctor'")
     ]
-    times = []
     try:
         case.session.read(Step("pragma synchronous = full", {}))
-        for _ in range(WRITES):
-            before = time.perf_counter()
-            case.session.run(*steps)
-            times.append(time.perf_counter() - before)
+        write_s = diagnosis.median_s(lambda: case.session.run(*steps), WRITES)
     except Failed as failure:
         waited = f"after {case.settings.renew_every:g} s of waiting: {one_line(failure)}"
         yield error("write", f"none {waited}", "end the process that keeps the file locked (`fuser` names it)")
         return
-    write_s = statistics.median(times)
     yield fine("write", f"{milliseconds(write_s)}, the median of {WRITES}")
     yield from diagnosis.pace(case.settings, write_s)
 
