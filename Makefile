@@ -5,10 +5,15 @@
 #   make test ARGS="-m long"                             the tests that take long, which the others leave out
 #   make test FACADE=async                               the tests of the heart again, over AsyncNode
 #   make test VERSIONS=all ARGS="-k wheel"               what ran on the system's PostgreSQL, on 16 and 18 of wheels
+#   make explore DEPTH=20 ARGS="--world strict"          as far as 20 steps lead, in one of the small worlds
+#   make torture MINUTES=30 TAKEOVER=strict              DATABASE=postgres, mariadb or sqlite; SEED= for a plan again
 
 PYTHON  ?= python3
 WORKERS ?= 3
 SEEDS   ?= 10000
+MINUTES ?= 3
+DATABASE ?= postgres
+TAKEOVER ?= instant
 
 export PYTHON FACADE VERSIONS
 unexport PYTHONDONTWRITEBYTECODE  # the tests start thousands of processes: let none of them compile everything anew
@@ -21,7 +26,7 @@ BIN   := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo screens test simulate bench lint format types docs clean system-packages
+.PHONY: help demo screens test simulate explore torture bench lint format types docs clean system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' Makefile
@@ -38,8 +43,17 @@ test: system-packages $(READY) ## run the tests, on every database that this mac
 simulate: $(READY) ## run SEEDS simulated histories with faults, or the one of SEED again
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
 
-bench: $(READY) ## measure
-	$(BIN)/python benchmarks/run.py $(ARGS)
+explore: $(READY) ## look through every state of small worlds, to the end or for DEPTH steps; show what each rule prevents
+	$(BIN)/python -m tests.exploration $(if $(DEPTH),--depth $(DEPTH)) $(ARGS)
+
+torture: system-packages $(READY) ## break a real cluster for MINUTES and check what it did
+	@scripts/system-packages faketime
+	$(BIN)/python -m tests.faults --minutes $(MINUTES) --database $(DATABASE) --takeover $(TAKEOVER) \
+		$(if $(SEED),--seed $(SEED)) $(ARGS)
+
+bench: $(READY) ## measure; with PEERS=1 beside what people would use instead, which takes an hour
+	$(if $(PEERS),@scripts/system-packages postgresql redis-server zookeeper etcd-server etcd-client)
+	$(BIN)/python benchmarks/$(if $(PEERS),beside,run).py $(ARGS)
 
 lint: $(READY) ## check style and form
 	$(BIN)/ruff check .

@@ -66,7 +66,7 @@ class NodeProcess:
         command = ["ip", "netns", "exec", netns] if netns is not None else []
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, sys.executable, "-m", "tests.node_process", json.dumps(told)],
+                [*command, sys.executable, "-m", cluster.program, json.dumps(told)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -221,9 +221,10 @@ class Cluster:
         role: str = "scheduler",
         sample_every_s: float = 0.001,
         strictly: bool = True,
+        program: str = "tests.node_process",
         **options: Any,
     ) -> None:
-        self.url, self.directory, self.role = url, directory, role
+        self.url, self.directory, self.role, self.program = url, directory, role, program
         self.options = {"sample_every_s": sample_every_s, **options}
         self.changed = threading.Condition()
         self.nodes: list[NodeProcess] = []

@@ -113,6 +113,10 @@ class Recorder:
         """Pass `at_before`, taken before the deed, where the deed takes long."""
         self._write("fault", fault=fault, target=target, **_stamps(details))
 
+    def note(self, kind: str, **details: Any) -> None:
+        """Anything else, of a kind of its own."""
+        self._write(kind, **_stamps(details))
+
     def close(self) -> None:
         for role in list(self._pending):
             self._flush(role)

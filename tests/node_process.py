@@ -53,11 +53,15 @@ def die_with_parent() -> None:
 
 
 class Program:
+    commands: tuple[str, ...] = (
+        "start", "status", "leader", "ensure", "fence", "write", "writes", "begin", "commit", "resign", "leave"
+    )  # fmt: skip
+
     def __init__(self, options: dict[str, Any]) -> None:
         self.name, self.role = options["name"], options["role"]
         self.settings = {name: options[name] for name in SETTINGS if name in options}
         self.sample_every_s = options["sample_every_s"]
-        self.recorder = history.Recorder(options["record"], self.name)
+        self.recorder = history.Recorder(options["record"], self.name, heartbeat_s=options.get("heartbeat_s", 0.01))
         if "migration" in options:
             schema.MIGRATIONS += (schema.Migration(**options["migration"]),)
         database = os.environ["TENURE_URL"].partition(":")[0]
@@ -82,11 +86,8 @@ class Program:
     def run(self) -> None:
         self.say(event="loaded", pid=os.getpid())
         commands: dict[str, Callable[..., dict[str, Any] | None]] = {
-            name: getattr(self, name)
-            for name in (
-                "start", "status", "leader", "ensure", "fence", "write", "writes", "begin", "commit", "resign", "leave"
-            )
-        }  # fmt: skip
+            name: getattr(self, name) for name in self.commands
+        }
         for number, line in enumerate(sys.stdin):
             name, *arguments = line.split()
             if name == "quit":

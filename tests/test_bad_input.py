@@ -137,7 +137,7 @@ def test_renewals_must_leave_room_for_a_lost_one():
     for renew_every in (0, -1, 4.6, 100, "often", float("nan")):
         with pytest.raises(ConfigError, match="renew_every="):
             settings(ttl=10, renew_every=renew_every)
-    with pytest.raises(ConfigError, match=r"renew_every=6 must be above 0 and at most 2\.25 \(with ttl=5\)"):
+    with pytest.raises(ConfigError, match=r"renew_every=6 must be 0\.05 to 2\.25 seconds \(with ttl=5\)"):
         settings(ttl=5, renew_every=6)
 
 

@@ -213,7 +213,7 @@ MUTATIONS = [
         "token from the old row",
         "lagging-promotion",
         r"was given r \d+ after",
-        (("statements.py", "token = {greatest}(token + 1, :floor)", "token = token + 1"),),
+        (("statements.py", "{greatest}(token + 1, :floor, ", "{greatest}(token + 1, "),),
     ),
     Mutation(
         "reused member id",

@@ -15,6 +15,7 @@ import pytest
 
 import tenure
 from tenure import asks, store
+from tenure.advisory import AdvisorySentinel
 from tests.conftest import INSTALLATIONS, NO_POSTGRES, missing
 from tests.desk import QUICK, Desk, connect, execute, until
 from tests.servers import PostgresServer
@@ -233,6 +234,24 @@ def test_start_that_fails_leaves_nothing(postgres_server):
     fail_once()
     assert threads_of("-failing") == []
     assert descriptors() <= before
+
+
+def test_wait_that_the_server_forgets_to_end_is_ended_by_the_node(postgres_server, postgres_url, monkeypatch):
+    """As when its clock is stepped: the time-outs do not come, and a waiting backend does not see its client go."""
+    wait_for, hung = AdvisorySentinel.wait_for, []
+
+    def wait_for_ever(sentinel, lock, seconds):
+        if not hung:
+            hung.append(sentinel._session.pid)
+            sentinel._wait_ms = max(1, round(seconds * 1000))
+            for setting in ("lock_timeout", "statement_timeout"):
+                sentinel._session.read(store.Step(f"select set_config('{setting}', '0', false)", {}))
+        wait_for(sentinel, lock, seconds)
+
+    monkeypatch.setattr(AdvisorySentinel, "wait_for", wait_for_ever)
+    with cluster(postgres_url, ["r"], nodes=2, ttl=2):
+        until(lambda: hung, "a wait without end")
+        until(lambda: hung[0] not in [one.pid for one in postgres_server.backends()], "the wait is ended")
 
 
 def test_node_that_was_never_started_holds_nothing(sqlite_url):

@@ -1,6 +1,6 @@
 """Sentinels as PostgreSQL session advisory locks, and what the watcher may do to other connections.
 
-The lock belongs to the connection, so the server frees it when the process dies. Four traps, all measured:
+The lock belongs to the connection, so the server frees it when the process dies. Five traps, all measured:
 
 - A backend that waits holds back the vacuum horizon: waits are short slices.
 - A wait that times out writes an error into the server's log, unless it is caught inside PL/pgSQL: it is.
@@ -8,6 +8,8 @@ The lock belongs to the connection, so the server frees it when the process dies
   everybody from the key for good: waits are for a lock of their own transaction.
 - Holding and waiting on one connection makes the ring a deadlock: holding is the control connection's, waiting the
   watch connection's.
+- A wait may outlive its time-out (seen when the server's clock was stepped, under libfaketime), and a backend that
+  waits does not see its client go. A new watch connection ends the one that it replaces.
 """
 
 from __future__ import annotations
@@ -66,6 +68,10 @@ from pg_catalog.pg_locks l join pg_catalog.pg_stat_activity a on a.pid = l.pid
 where l.objid = :key and extract(epoch from a.backend_start) < cast(:started as numeric) and"""
     + _IS_HELD
 )
+_TERMINATE_REPLACED = """
+select pg_catalog.pg_terminate_backend(a.pid) from pg_catalog.pg_stat_activity a
+where a.pid = :pid and cast(extract(epoch from a.backend_start) as text) = :started
+"""
 _REGISTERED = """
     (a.pid = m.control_pid and cast(extract(epoch from a.backend_start) as text) = m.control_start
      or a.pid = m.watch_pid and cast(extract(epoch from a.backend_start) as text) = m.watch_start)
@@ -138,6 +144,14 @@ class Stranger(NamedTuple):
 def strangers(session: Session) -> list[Stranger]:
     """Return who has keys of ours at this moment; a node that is just starting may be among them."""
     return [Stranger(*row) for row in session.read(Step(_STRANGERS.format(class_id=CLASS_ID), {}))[0].rows]
+
+
+def end_replaced(session: PostgresSession, pid: int, started: str) -> None:
+    """End the watch connection that this one replaces, if the server still has it; best effort."""
+    try:
+        session.read(Step(_TERMINATE_REPLACED, {"pid": pid, "started": started}))
+    except Failed as error:
+        log.warning("cannot end the watch connection before this one: %s", error)
 
 
 class AdvisorySentinel:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from tenure import schema, timing
-from tenure.advisory import AdvisorySentinel, AdvisoryWatcher
+from tenure.advisory import AdvisorySentinel, AdvisoryWatcher, end_replaced
 from tenure.asks import End, Opened, Verdict
 from tenure.connector import PostgresConnector
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
@@ -98,6 +98,7 @@ class PostgresBackend:
         self._application = _connector(settings, settings.url)
         self._connector = _connector(settings, settings.direct_url) if settings.direct_url else self._application
         self._compared = False
+        self._watching: tuple[int, str] | None = None
         self.stop = threading.Event()
 
     def open_control(self, met: Callable[[str], None] = _nobody) -> tuple[Store, LaneSession, Opened]:
@@ -149,6 +150,16 @@ class PostgresBackend:
             )
         return session
 
+    def _open_watch_session(self) -> PostgresSession:
+        """Connect the watch lane, and end what it replaces: a wait in there may hang on the server."""
+        session = self._open("watch", timing.SLICE_S + self._settings.renew_every)
+        if not session.pooled:
+            with _closing_on_error(session):
+                if self._watching is not None:
+                    end_replaced(session, *self._watching)
+                self._watching = session.pid, session.started
+        return session
+
     def _compare_urls(self) -> None:
         """Raise if ``url`` leads to another database than ``direct_url``: no transaction there could be fenced."""
         if self._settings.direct_url is None or self._compared:
@@ -180,7 +191,7 @@ class PostgresBackend:
 
     def open_watch(self) -> tuple[Watch, LaneSession]:
         """Connect for looking and waiting."""
-        session = self._open("watch", timing.SLICE_S + self._settings.renew_every)
+        session = self._open_watch_session()
         namespace = self._settings.namespace
         if session.pooled:  # no knock counts: the pooler accepts connections whatever the server does
             return Watch(session, NoSentinel(self.stop), Bystander(), namespace, _never_open), session
@@ -220,7 +231,7 @@ class LockBackend(PostgresBackend):
 
     def open_watch(self) -> tuple[Watch, LaneSession]:
         """Connect for looking and waiting."""
-        session = self._open("watch", timing.SLICE_S + self._settings.renew_every)
+        session = self._open_watch_session()
         return LockWatch(session, self._settings.namespace, self._locks), session
 
 

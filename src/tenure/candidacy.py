@@ -155,6 +155,8 @@ class Candidacy:
         for role, token in list(self.holding.items()):
             if tokens.get(role) != token:
                 self.lose(role, "the role was taken")
+                if role in self.standing and role not in tokens:
+                    self.unregistered.add(role)  # its row may be gone altogether: somebody deleted it by hand
         for mine in held:
             role, token = mine.role, mine.token
             if self.holding.get(role) == token:

@@ -306,7 +306,7 @@ class Engine:
                     if self.protocol.phase is Phase.GONE or (self._stop.is_set() and self._state != "closed"):
                         break
                 if not isinstance(ask, float):
-                    self._run_control(ask)
+                    self._survive(ask, self._run_control, self._forsake_control)
                     self._answer_query()
                 elif not self._answer_query():
                     self._idle(ask)
@@ -456,7 +456,7 @@ class Engine:
                         continue
                 if isinstance(ask, asks.Look) and ask.wait_for is None and self._stop.wait(ask.seconds):
                     break
-                self._run_watch(ask)
+                self._survive(ask, self._run_watch, self._forsake_watch)
         finally:
             self._drop_watch()
 
@@ -507,6 +507,29 @@ class Engine:
             session, self._watch, self._watch_session = self._watch_session, None, None
         if session is not None:
             session.close()
+
+    def _survive(self, ask: T, run: Callable[[T], None], forsake: Callable[[T], None]) -> None:
+        """Run a job; if its answer is nothing to work with (somebody wrote a row by hand), begin anew.
+
+        A thread that died would be a node that nobody hears of again.
+        """
+        try:
+            run(ask)
+        except Exception as error:  # noqa: BLE001
+            self._expected(ask, error)
+            forsake(ask)
+
+    def _forsake_control(self, _: asks.ControlAsk) -> None:
+        with self.lock:
+            self.protocol.lost_control(clock.now())
+            self._publish()
+        self._drop_control()
+
+    def _forsake_watch(self, ask: asks.WatchAsk) -> None:
+        with self.lock:
+            self.protocol.fail_watch(ask, clock.now(), lost=True)
+            self._publish()
+        self._drop_watch()
 
     def _expected(self, ask: object, error: Exception) -> bool:
         """Whether the error is one that databases and networks cause; any other is ours, and told in full."""

@@ -51,10 +51,20 @@ def way_of(engine: Any) -> Way:
     told = _told(engine)
     if inspect.iscoroutinefunction(told.password):
         raise ConfigError("the engine's password is a coroutine function: give the node a URL, and a plain password=")
-    url = translate(told)
+    url = _url(translate, told)
     if told.password and list(engine.dialect.dispatch.do_connect):
         return Way(url, lambda: _text(_told(engine).password))
     return Way(url, told.password or None)
+
+
+def _url(translate: Callable[[Told], str], told: Told) -> str:
+    try:
+        return translate(told)
+    except ConfigError:
+        raise
+    except (AttributeError, TypeError, ValueError):  # no text, or none that can be encoded; it could tell a secret
+        pass
+    raise ConfigError("connect_args of this engine are of a kind that cannot be handed on: give the node a URL")
 
 
 def _text(password: Any) -> str:
@@ -203,7 +213,7 @@ def _mysql(told: Told) -> str:
     elif ssl is not None:
         raise ConfigError("connect_args of this engine have an ssl= that cannot be handed on: give the node a URL")
     login = f"{quote(place['user'], safe='')}@" if place["user"] else ""
-    host = place["host"] or "localhost"
+    host = quote(place["host"] or "localhost", safe=":")
     port = f":{place['port']}" if place["port"] else ""
     database = quote(place["database"] or place["db"] or "", safe="")
     query = urlencode({name: str(value).lower() if value is True else value for name, value in parameters.items()})

@@ -42,7 +42,10 @@ class PipelinedResult:
         # Not a cached_property: before Python 3.12 that holds one lock for all instances while it waits for the server,
         # so that one connection's wait would be every connection's.
         if self._rows is None:
-            self._rows = self._cursor.fetchall()
+            try:
+                self._rows = self._cursor.fetchall()
+            except load().DataError as error:  # a time in the year 10000, or `infinity`
+                raise Failed(f"a row of the tables cannot be read: {error}") from error
         return self._rows
 
     @property

@@ -143,6 +143,7 @@ class Registry:
         """Return the names of all namespaces that these tables hold."""
         return [name for (name,) in self._read(statements.NAMESPACES)]
 
+    @values.legible()
     def roles(self) -> list[RoleInfo]:
         """Return every role of the namespace, by name."""
         found = []
@@ -154,6 +155,7 @@ class Registry:
             found.append(RoleInfo(role, token, leader, overdue, candidates))
         return found
 
+    @values.legible()
     def members(self) -> list[MemberInfo]:
         """Return the living members, in the order in which they joined."""
         leads: dict[str, list[str]] = {}

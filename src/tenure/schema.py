@@ -380,6 +380,8 @@ def _read_version(run: Run, dialect: Dialect) -> int:
     (version,) = run(Step("select value from {meta} where name = 'version'", {}))
     if dialect.name == "mysql" and not version.rows:
         return 0
+    if not version.rows:
+        raise ConfigError("the table meta says no version: somebody has deleted it; `tenure sql` prints what it held")
     return int(version.rows[0][0])
 
 

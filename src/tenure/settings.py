@@ -26,7 +26,11 @@ from tenure.errors import ConfigError
 log = logging.getLogger("tenure.settings")
 
 MAX_NAME_BYTES = 255
+MAX_METADATA_BYTES = 65535  # what MariaDB's text holds
+MAX_LIMIT = 2**31 - 1  # what every database can count to
+MAX_WRITTEN = 200
 MIN_BOUND_S = 0.1
+MIN_RENEW_EVERY_S = 0.05  # which is how long a statement may take, too, and 0 would be for ever
 MAX_TIMEOUT_S = 365 * 86400.0  # what the system's waits can count, and nobody waits for
 TAKEOVERS = ("instant", "strict")
 MODES = ("auto", "hybrid", "lease", "lock")
@@ -116,10 +120,19 @@ def _check_together(settings: NodeSettings) -> None:
         raise ConfigError("mode='lock' has no lease to wait for, so takeover='strict' is not to be had: use 'hybrid'")
 
 
+def written(value: object) -> str:
+    """Return a value as it would be written, cut short: a message about a wrong one must not fail, nor fill a log."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # too many digits, or too deep
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= MAX_WRITTEN else text[:MAX_WRITTEN] + "…"
+
+
 def check_name(what: str, value: str) -> str:
     """Return a name (of a role, node or namespace) in NFC, or say what is wrong with it."""
     if not isinstance(value, str):
-        raise ConfigError(f"{what}={value!r} must be text")
+        raise ConfigError(f"{what}={written(value)} must be text")
     shown = value if len(value) <= MAX_NAME_BYTES else value[:40] + "…"
     text = unicodedata.normalize("NFC", value)
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
@@ -162,7 +175,7 @@ def check_timeout(timeout: float | None) -> float | None:
         return None
     value = _number("timeout", timeout)
     if value < 0:
-        raise ConfigError(f"timeout={timeout!r} must be 0 or more seconds, or None to wait for ever")
+        raise ConfigError(f"timeout={written(timeout)} must be 0 or more seconds, or None to wait for ever")
     return min(value, MAX_TIMEOUT_S)
 
 
@@ -185,8 +198,8 @@ def check_lock_id(lock_id: object) -> int:
         number = None
     if not isinstance(number, int) or isinstance(number, bool) or not -(2**63) <= number < 2**63:
         raise ConfigError(
-            f"lock_id={lock_id!r} must be a whole number of 64 bits with a sign, -2**63 to 2**63-1, as PostgreSQL's "
-            "advisory locks are; an unsigned one from 2**63 on is that less 2**64"
+            f"lock_id={written(lock_id)} must be a whole number of 64 bits with a sign, -2**63 to 2**63-1, as "
+            "PostgreSQL's advisory locks are; an unsigned one from 2**63 on is that less 2**64"
         )
     return number
 
@@ -194,8 +207,8 @@ def check_lock_id(lock_id: object) -> int:
 def check_limit(limit: object) -> int:
     """Return how many of something are wanted, or say what is wrong with it."""
     if not isinstance(limit, int) or limit < 1:
-        raise ConfigError(f"limit={limit!r} must be a whole number above 0")
-    return limit
+        raise ConfigError(f"limit={written(limit)} must be a whole number above 0")
+    return min(limit, MAX_LIMIT)
 
 
 def _named(what: str, given: str | None, default: str) -> str:
@@ -233,7 +246,7 @@ def _checked_url(what: str, url: str) -> str:
     elif scheme not in ("postgresql", "postgres", "mysql", "mariadb"):
         # Quoted only if it is no more than a scheme: a connection string in another form may hold a password.
         is_scheme = re.match(r"[a-z]\w*(\+\w+)?://", url)
-        shown = f"unknown database {scheme!r} in the URL" if is_scheme else "not a database URL"
+        shown = f"unknown database {written(scheme)} in the URL" if is_scheme else "not a database URL"
         raise ConfigError(f"{shown}: use postgresql://…, mysql://… or sqlite:///…")
     return scheme + separator + rest
 
@@ -272,7 +285,7 @@ def check_bound(bound: float) -> float:
     """Return how long a fenced transaction may last, in seconds, or say what is wrong with it."""
     value = _number("bound", bound)
     if not MIN_BOUND_S <= value <= timing.MAX_TTL_S:
-        raise ConfigError(f"bound={bound!r} must be {MIN_BOUND_S:g} to {timing.MAX_TTL_S:g} seconds")
+        raise ConfigError(f"bound={written(bound)} must be {MIN_BOUND_S:g} to {timing.MAX_TTL_S:g} seconds")
     return value
 
 
@@ -280,29 +293,29 @@ def _renew_every(renew_every: float | None, ttl: float) -> float:
     if renew_every is None:
         return timing.renewal_interval(ttl)
     value = _number("renew_every", renew_every)
-    if not 0 < value <= timing.trust(ttl) / 2:
+    if not MIN_RENEW_EVERY_S <= value <= timing.trust(ttl) / 2:
         raise ConfigError(
-            f"renew_every={renew_every!r} must be above 0 and at most {timing.trust(ttl) / 2:g} (with ttl={ttl:g}), "
-            "so that one lost renewal does not cost the leadership"
+            f"renew_every={written(renew_every)} must be {MIN_RENEW_EVERY_S:g} to {timing.trust(ttl) / 2:g} seconds "
+            f"(with ttl={ttl:g}), so that one lost renewal does not cost the leadership"
         )
     return value
 
 
 def _number(what: str, value: object) -> float:
     if isinstance(value, bool):
-        raise ConfigError(f"{what}={value!r} must be a number of seconds")
+        raise ConfigError(f"{what}={written(value)} must be a number of seconds")
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{what}={value!r} must be a number of seconds") from None
+        raise ConfigError(f"{what}={written(value)} must be a number of seconds") from None
     if not math.isfinite(number):
-        raise ConfigError(f"{what}={value!r} must be a finite number of seconds")
+        raise ConfigError(f"{what}={written(value)} must be a finite number of seconds")
     return number
 
 
 def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
-        raise ConfigError(f"{what}={value!r} must be one of {', '.join(map(repr, allowed))}")
+        raise ConfigError(f"{what}={written(value)} must be one of {', '.join(map(repr, allowed))}")
     return value
 
 
@@ -310,14 +323,17 @@ def check_schema(schema: object) -> str:
     """Return the name of a schema, or say what is wrong with it."""
     if not isinstance(schema, str) or not re.fullmatch(r"(?!pg_)[^\W\d]\w*", schema) or len(schema.encode()) > 63:
         raise ConfigError(
-            f"schema={schema!r} must be an identifier of letters, digits and underscores, at most 63 bytes long, and "
-            "not begin with a digit or pg_"
+            f"schema={written(schema)} must be an identifier of letters, digits and underscores, at most 63 bytes "
+            "long, and not begin with a digit or pg_"
         )
     return schema
 
 
 def _metadata(metadata: Mapping[str, Any] | None) -> str:
     try:
-        return json.dumps(dict(metadata or {}), allow_nan=False)
+        text = json.dumps(dict(metadata or {}), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"metadata={metadata!r} must be a mapping that JSON can hold: {error}") from None
+        raise ConfigError(f"metadata={written(metadata)} must be a mapping that JSON can hold: {error}") from None
+    if len(text) > MAX_METADATA_BYTES:
+        raise ConfigError(f"metadata={written(metadata)} has {len(text)} bytes as JSON: at most {MAX_METADATA_BYTES}")
+    return text

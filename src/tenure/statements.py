@@ -51,8 +51,9 @@ where id = :id and ended_at is null
 
 ROSTER = """
 select id, ttl_ms, renewals, sentinel_key, sentinel_epoch, server_start
-from {members} where namespace = :namespace and ended_at is null
+from {members} where namespace = :namespace and ended_at is null and id is not null
 """
+"""SQLite lets somebody write a member without an id."""
 
 LIVE_KEYS = """
 select sentinel_key from {members} where ended_at is null and sentinel_key is not null
@@ -113,15 +114,19 @@ select name from {roles} where namespace = :namespace and name in {listed} {wait
 """
 
 TAKE = """
-update {roles}
-set token = {greatest}(token + 1, :floor), holder = :id,
-    reserved_for = null, request_token = null, request_to = null
-where namespace = :namespace and name in {listed}
+update {roles} as r
+set token = {greatest}(token + 1, :floor, coalesce(
+        (select t.token + 1 from {terms} t where t.namespace = r.namespace and t.role = r.name
+         order by t.token desc limit 1), 0)),
+    holder = :id, reserved_for = null, request_token = null, request_to = null
+where namespace = :namespace and name in {listed} and token <> 9223372036854775807
   and (holder is null or holder = :id
        or not exists (select 1 from {members} m where m.id = holder and m.ended_at is null))
   and (reserved_for is null or reserved_for = :id or name in {unreserved}
        or not exists (select 1 from {members} w where w.id = reserved_for and w.ended_at is null))
 """
+
+"""The history has a say, in case that somebody has set a token back, or deleted a role, by hand."""
 
 TAKEN = """
 select name, token from {roles} where namespace = :namespace and holder = :id and name in {listed}
@@ -216,7 +221,7 @@ where r.namespace = :namespace and r.name in {listed}
 """
 
 LEADER = """
-select m.id, m.name, r.token, t.began_at, m.renewed_at, {now}
+select m.id, m.name, r.token, coalesce(t.began_at, m.joined_at), m.renewed_at, {now}
 from {roles} r
 join {members} m on m.id = r.holder and m.ended_at is null
 left join {terms} t on t.namespace = r.namespace and t.role = r.name and t.token = r.token
@@ -240,12 +245,12 @@ order by t.token desc limit :limit
 """
 
 ROLES = """
-select r.name, r.token, m.id, m.name, t.began_at, m.renewed_at, m.ttl_ms, {now},
+select r.name, r.token, m.id, m.name, coalesce(t.began_at, m.joined_at), m.renewed_at, m.ttl_ms, {now},
        (select count(*) from {candidates} c join {members} s on s.id = c.member_id and s.ended_at is null
         where c.namespace = r.namespace and c.role = r.name)
 from {roles} r
-left join {terms} t on t.namespace = r.namespace and t.role = r.name and t.token = r.token and t.resigned_at is null
-left join {members} m on m.id = r.holder and m.ended_at is null and t.token is not null
+left join {terms} t on t.namespace = r.namespace and t.role = r.name and t.token = r.token
+left join {members} m on m.id = r.holder and m.ended_at is null and t.resigned_at is null
 where r.namespace = :namespace order by r.name
 """
 
@@ -288,7 +293,8 @@ select id from {members} where id = :id and renewals = :renewals and ended_at is
 
 HOLDER = """
 select r.token, r.reserved_for, r.request_token, r.request_to, m.id, m.name, m.takeover, m.ttl_ms, m.renewals,
-       m.sentinel_key, m.sentinel_epoch, m.server_start, m.incarnation, t.began_at, t.resigned_at, m.renewed_at, {now}
+       m.sentinel_key, m.sentinel_epoch, m.server_start, m.incarnation, coalesce(t.began_at, m.joined_at),
+       t.resigned_at, m.renewed_at, {now}
 from {roles} r
 left join {members} m on m.id = r.holder and m.ended_at is null
 left join {terms} t on t.namespace = r.namespace and t.role = r.name and t.token = r.token

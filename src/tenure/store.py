@@ -311,8 +311,10 @@ class Store:
 
 
 def _confirmed(result: Result) -> Confirmed:
+    if not result.rows:
+        raise Gone("somebody has deleted the namespace: it is made anew with the next connection")
     incarnation, base, max_ttl_ms, oldest = result.rows[0]
-    if oldest > schema.MIGRATIONS[-1].version:
+    if (oldest or 0) > schema.MIGRATIONS[-1].version:
         raise Gone("a newer release has changed the tables so that this one cannot work with them: upgrade Tenure here")
     return Confirmed(incarnation, base, max_ttl_ms / 1000)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
 from tenure import statements
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, StoreUnavailable
 from tenure.session import Session, Step
 
 
@@ -67,6 +69,20 @@ class TermRecord:
     reason: str | None
 
 
+@contextlib.contextmanager
+def legible() -> Iterator[None]:
+    """Say what is the matter where rows hold what nobody can read: SQLite takes anything anywhere."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise StoreUnavailable(
+            f"a row of Tenure's tables holds what nobody can read ({error}): somebody has written it by hand"
+        ) from None
+
+
+@legible()
 def leader(tables: Tables, role: str) -> LeaderInfo | None:
     """Return who holds ``role``, or None."""
     for member_id, name, token, began, renewed, now in _read(tables, statements.LEADER, role=role):
@@ -74,11 +90,12 @@ def leader(tables: Tables, role: str) -> LeaderInfo | None:
     return None
 
 
+@legible()
 def candidates(tables: Tables, role: str) -> list[Candidate]:
     """Return who stands for ``role``, in the order in which they joined."""
     return [
         Candidate(
-            member_id, name, host, pid, takeover, ttl_ms / 1000, seconds_between(renewed, now), json.loads(metadata)
+            member_id, name, host, pid, takeover, ttl_ms / 1000, seconds_between(renewed, now), _metadata(metadata)
         )
         for member_id, name, host, pid, takeover, ttl_ms, renewed, now, metadata in _read(
             tables, statements.CANDIDATES, role=role
@@ -86,6 +103,7 @@ def candidates(tables: Tables, role: str) -> list[Candidate]:
     ]
 
 
+@legible()
 def history(tables: Tables, role: str, limit: int) -> list[TermRecord]:
     """Return the last terms of ``role``, newest first. A term whose end nobody wrote down ended with the next."""
     records: list[TermRecord] = []
@@ -110,6 +128,15 @@ def candidate_id(role: str, to: str, others: list[Candidate]) -> str:
     if len(ids) > 1:
         raise ConfigError(f"role {role!r}: {len(ids)} candidates are named {to!r}; give an id: {', '.join(ids)}")
     return ids[0]
+
+
+def _metadata(text: str) -> dict[str, Any]:
+    """Return a member's metadata; none, where somebody has written by hand what is no such thing."""
+    try:
+        metadata = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _read(tables: Tables, text: str, **parameters: object) -> Any:

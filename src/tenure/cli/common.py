@@ -97,7 +97,7 @@ def told_errors() -> Iterator[None]:
     except BrokenPipeError:
         raise  # click knows what to do
     except (TenureError, OSError) as error:
-        click.echo("tenure: " + one_line(error), err=True)
+        click.echo("tenure: " + without_password(one_line(error)), err=True)  # a role or a name may be a URL by mistake
         _forget_output()
         sys.exit(USAGE)
 

@@ -7,7 +7,7 @@ import sys
 import click
 
 from tenure import schema as tables
-from tenure.cli.common import Seconds, database, place, schema_option, told_errors
+from tenure.cli.common import Seconds, database, place, schema_option, told_errors, without_password
 from tenure.connections import fence_sql
 from tenure.dialects import MYSQL, SQLITE, postgresql
 from tenure.registry import Registry
@@ -106,7 +106,7 @@ def forget(name: str, *, yes: bool, url: str | None, schema: str) -> None:
             question = (
                 f"Delete namespace {name!r}, with its roles (there are {len(registry.roles())}) and their tokens?"
             )
-            if not click.confirm(question):
+            if not click.confirm(without_password(question)):
                 sys.exit(1)
         registry.forget()
     click.echo(f"namespace {name!r} is forgotten")

@@ -25,6 +25,7 @@ from tenure.cli.common import (
     show,
     table,
     when,
+    without_password,
 )
 from tenure.errors import StoreUnavailable
 from tenure.registry import MemberInfo, Registry, RoleInfo
@@ -157,7 +158,8 @@ def history(role: str, limit: int, url: str | None, namespace: str | None, schem
         elif lines:
             show(lines, HISTORY_COLUMNS)
         else:
-            click.echo(f"role {role!r} has no terms in namespace {registry.namespace!r}", err=True)
+            missing = f"role {role!r} has no terms in namespace {registry.namespace!r}"
+            click.echo(without_password(missing), err=True)
 
 
 def with_gaps(records: list[TermRecord]) -> list[Line]:
@@ -280,4 +282,4 @@ def _few(roles: tuple[str, ...]) -> str:
 def _nothing(registry: Registry, what: str) -> str:
     others = [name for name in registry.namespaces() if name != registry.namespace]
     hint = f"; others are: {', '.join(map(repr, others))}" if others else ""
-    return f"namespace {registry.namespace!r} has no {what}{hint}"
+    return without_password(f"namespace {registry.namespace!r} has no {what}{hint}")

@@ -1,0 +1,32 @@
+"""PALs: an advisory lock by SQLAlchemy, which waits for 30 s at a time."""
+
+from __future__ import annotations
+
+NAME = "pals"
+PACKAGE = "pals"
+SERVER = "postgres"
+SURVIVES = False
+VARIANTS = {"": {}}
+
+
+class Candidate:
+    def __init__(self, url: str, _: str) -> None:
+        import pals
+
+        self.lock = pals.Locker("bench", url.replace("postgresql://", "postgresql+psycopg://")).lock("role")
+        self.leads = False
+
+    def wait(self) -> None:
+        while not self.lock.acquire():
+            pass
+        self.leads = True
+
+    def believes(self) -> bool:
+        return self.leads
+
+    def check(self) -> bool:
+        return self.leads
+
+    def resign(self) -> None:
+        self.leads = False
+        self.lock.release()

@@ -1,0 +1,55 @@
+"""``python -m tests.faults``: break a real cluster by a plan, and check what it did. `make torture` runs it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import sys
+from pathlib import Path
+
+from tests.faults.arena import ARENAS
+from tests.faults.report import SHOWN, report, verdict
+from tests.faults.timeline import timeline
+from tests.faults.torture import Torture
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=3, help="how long at least")
+    parser.add_argument("--seed", type=int, default=None, help="the plan of an earlier run")
+    parser.add_argument("--database", choices=ARENAS, default="postgres")
+    parser.add_argument("--takeover", choices=["strict", "instant"], default="instant")
+    parser.add_argument("--ttl", type=float, default=4.0)
+    parser.add_argument("--only", nargs="*", default=[], help="these nemeses and no others")
+    parser.add_argument("--out", type=Path, default=Path("build/torture"))
+    options = parser.parse_args()
+    for name in [name for name in os.environ if name.startswith(("PG", "TENURE_"))]:
+        del os.environ[name]
+    seed = random.randrange(2**32) if options.seed is None else options.seed
+    out = (options.out / f"{options.database}-{options.takeover}").resolve()
+    shutil.rmtree(out, ignore_errors=True)
+    (out / "records").mkdir(parents=True)
+    print(f"torture: {options.database}, {options.takeover}, {options.minutes:g} minutes, seed {seed}", flush=True)
+    result = Torture(
+        out / "records",
+        minutes=options.minutes,
+        seed=seed,
+        database=options.database,
+        takeover=options.takeover,
+        ttl=options.ttl,
+        only=options.only,
+    ).run()
+    (out / "report.md").write_text(report(result))
+    (out / "timeline.svg").write_text(timeline(result.history, result.steps, result.lanes, verdict(result)))
+    print()
+    for name, found in result.checks.items():
+        for text in found[:SHOWN]:
+            print(f"- {name}: {text}")
+    print(f"report: {out / 'report.md'}\n{verdict(result)}", flush=True)
+    return 1 if result.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

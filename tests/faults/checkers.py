@@ -1,0 +1,257 @@
+"""What a run must show: pure functions over the recorded history, the tables at the end, and what was done when.
+
+Each returns the broken promises as sentences; an empty list is a pass. The checks of a history by itself are in
+tests/history.py; here is what needs to know about faults, about the tables, or about the server.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tenure import timing
+from tests.history import Belief, History, Overlap, overlap_spans
+
+NOISE_S = 1.0
+"""What a busy machine may add to any bound, beside the time in which it measurably stood still."""
+
+Rows = Iterable[tuple[str, str]]
+
+
+@dataclass
+class Fired:
+    """A nemesis that struck."""
+
+    nemesis: str
+    target: str
+    since: int
+    until: int
+    bound_s: float
+    cuts: bool
+
+
+@dataclass
+class Struck:
+    """A step as it happened: from the first beginning to the last end (`healed`), and until all was well again."""
+
+    number: int
+    since: int
+    fired: list[Fired] = field(default_factory=list)
+    healed: int = 0
+    settled: int = 0
+    stalled_s: float = 0.0
+    amiss: str | None = None
+
+    @property
+    def names(self) -> str:
+        return " + ".join(one.nemesis for one in self.fired)
+
+
+# --- one leader ---------------------------------------------------------------------------------------------
+
+
+def judged_overlaps(
+    history: History, steps: Sequence[Struck], *, takeover: str, ttl: float
+) -> tuple[list[str], list[tuple[float, str]]]:
+    """Promise 1: the overlaps that break it; and of those that instant mode names and permits, the width (ms) and step.
+
+    Permitted is an overlap that begins in a step in which connections were cut, and is not longer than trust lasts.
+    """
+    broken, permitted = [], []
+    for found in overlap_spans(history):
+        width_ms = (found.until - found.since) / 1e6
+        step = _step_at(steps, found.since)
+        if (
+            takeover == "instant"
+            and step
+            and any(one.cuts for one in step.fired)
+            and width_ms <= timing.trust(ttl) * 1000
+        ):
+            permitted.append((width_ms, f"step {step.number}: {step.names}"))
+        else:
+            during = f"during step {step.number} ({step.names})" if step else "outside of all steps"
+            broken.append(f"{_said(history, found)}, {during}")
+    return broken, sorted(permitted)
+
+
+def _step_at(steps: Sequence[Struck], at: int) -> Struck | None:
+    return next((step for step in steps if step.since <= at <= max(step.settled, step.healed)), None)
+
+
+def _said(history: History, found: Overlap) -> str:
+    return (
+        f"{found.one.node} (token {found.one.token}) and {found.other.node} (token {found.other.token}) both led for"
+        f" {(found.until - found.since) / 1e6:.3f} ms from {history.seconds(found.since)}"
+    )
+
+
+# --- nothing that was acknowledged is lost ------------------------------------------------------------------
+
+
+def lost_writes(history: History, present: Iterable[str]) -> list[str]:
+    """Fenced writes that were acknowledged and are not in the ledger."""
+    there = set(present)
+    return [
+        f"{line.node}'s write {line.details['element']} with token {line.token} was acknowledged at"
+        f" {history.seconds(line.at)} and is not in the ledger"
+        for line in history.of_kind("write")
+        if line.ok and line.details["element"] not in there
+    ]
+
+
+@dataclass(frozen=True)
+class SetResult:
+    """One form of the set workload: how many additions were acknowledged, and which of them are gone."""
+
+    workload: str
+    acknowledged: int
+    lost: tuple[str, ...]
+
+
+def set_results(history: History, sets: Rows) -> dict[str, SetResult]:
+    """The set workload, by its forms. `sets` are (name, elements with blanks between)."""
+    there = {name: set(value.split()) for name, value in sets}
+    acknowledged: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for line in history.of_kind("add"):
+        acknowledged[line.details["workload"]].append((line.details["set"], line.details["element"]))
+    return {
+        workload: SetResult(
+            workload, len(added), tuple(element for name, element in added if element not in there.get(name, set()))
+        )
+        for workload, added in acknowledged.items()
+    }
+
+
+def lost_updates(results: Mapping[str, SetResult]) -> list[str]:
+    """The fence loses nothing; and the naive lease loses something, or the faults were none."""
+    found = []
+    fenced, naive = results.get("fenced"), results.get("naive")
+    if fenced is None or not fenced.acknowledged:
+        found.append("no addition to the fenced set was acknowledged, so nothing is proven")
+    elif fenced.lost:
+        found.append(f"{len(fenced.lost)} acknowledged additions to the fenced set are lost: {fenced.lost[:5]}")
+    if naive is None or not naive.lost:
+        found.append("the naive lease lost no update, so this run proves nothing about the fence")
+    return found
+
+
+# --- someone leads again ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How long nobody led because of a step, and how long that might have been."""
+
+    step: Struck
+    took_s: float
+    bound_s: float
+    alone: bool
+
+    @property
+    def kept(self) -> bool:
+        return self.took_s <= self.bound_s + NOISE_S + self.step.stalled_s
+
+
+def recoveries(history: History, steps: Sequence[Struck], in_company_s: float) -> list[Recovery]:
+    """For a nemesis alone: the longest stretch without a leader. For several: the same, after the last was healed."""
+    beliefs = history.beliefs()
+    found = []
+    for step in steps:
+        if not step.fired:
+            continue
+        alone = len(step.fired) == 1
+        since = step.since if alone else step.healed
+        took_s = max((length for length in _without_leader(beliefs, since, step.settled)), default=0) / 1e9
+        found.append(Recovery(step, took_s, step.fired[0].bound_s if alone else in_company_s, alone))
+    return found
+
+
+def _without_leader(beliefs: Sequence[Belief], since: int, until: int) -> list[int]:
+    found, covered = [], since
+    for belief in beliefs:  # in the order of their beginnings
+        if covered < min(belief.since, until):
+            found.append(min(belief.since, until) - covered)
+        covered = max(covered, belief.until)
+    return [*found, until - covered] if covered < until else found
+
+
+def late_recoveries(found: Iterable[Recovery]) -> list[str]:
+    """Promise 5: someone leads again within the bound."""
+    late = [
+        f"step {one.step.number} ({one.step.names}): nobody led for {one.took_s:.2f} s, and the bound is"
+        f" {one.bound_s:.2f} s (with {NOISE_S:g} s for noise and {one.step.stalled_s:.2f} s of the machine's stalls)"
+        for one in found
+        if not one.kept
+    ]
+    return late + [f"step {one.step.number} ({one.step.names}): {one.step.amiss}" for one in found if one.step.amiss]
+
+
+# --- enough was done ----------------------------------------------------------------------------------------
+
+
+def seldom_fired(steps: Iterable[Struck], names: Iterable[str], least: int) -> list[str]:
+    """A run in which a nemesis fired less often than stated proves less than it says."""
+    counts = Counter(one.nemesis for step in steps for one in step.fired)
+    return [f"{name} fired {counts[name]} times, and {least} is stated" for name in names if counts[name] < least]
+
+
+def unfenced_stale(rows: Iterable[tuple[int, int]]) -> int:
+    """How many ticks, (order, token), came after one of a later term: what the fence is for."""
+    highest, stale = 0, 0
+    for _, token in sorted(rows):
+        stale += token < highest
+        highest = max(highest, token)
+    return stale
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 0.0
+
+
+# --- no harm ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Harm:
+    """What the nodes cost the server and the machine over the whole run; None where a database has no such thing."""
+
+    longest_xmin_s: float | None = None
+    longest_xmin_by: str = ""
+    xmin_bound_s: float = 2.5
+    quiet_s: float = 0.0
+    quiet_lines: list[str] = field(default_factory=list)
+    """Of the nodes' connections, in the server's log, while nothing was done at the end."""
+    connections_at_end: dict[str, int] = field(default_factory=dict)
+    """By node, the dead ones included."""
+    living: list[str] = field(default_factory=list)
+    descriptors: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Of each process that lived for long: at its first rest, and at its last."""
+    said: Counter[str] = field(default_factory=Counter)
+    """What the server's log says of the nodes' connections over the whole run, by severity and message."""
+
+
+DESCRIPTORS_MORE = 8
+
+
+def harm_done(harm: Harm) -> list[str]:
+    """Promise 6: no vacuum horizon held, nothing in the log at rest, two connections per node, no descriptors lost."""
+    found = []
+    if harm.longest_xmin_s is not None and harm.longest_xmin_s > harm.xmin_bound_s:
+        found.append(
+            f"a node held the vacuum horizon for {harm.longest_xmin_s:.2f} s, more than {harm.xmin_bound_s:g} s:"
+            f" {harm.longest_xmin_by}"
+        )
+    if harm.quiet_lines:
+        found.append(
+            f"{len(harm.quiet_lines)} lines in the server's log in {harm.quiet_s:.0f} s at rest: {harm.quiet_lines[:3]}"
+        )
+    for node, number in harm.connections_at_end.items():
+        allowed = 2 if node in harm.living else 0
+        if number > allowed:
+            found.append(f"{node} has {number} connections at the end, and may have {allowed}")
+    for node, (first, last) in harm.descriptors.items():
+        if last > first + DESCRIPTORS_MORE:
+            found.append(f"{node} has {last} descriptors open at the end, after {first} at the beginning")
+    return found
