@@ -44,7 +44,7 @@ class Place:
         self.isolated: int | None = None
         """For how many ticks nothing has come through."""
         self.unheard: int | None = None
-        """For how many ticks an instant node's control connection has been cut at the server's end, and it has not heard."""
+        """For how many ticks an instant node has not heard that the server has cut its control connection."""
         self.fallen: set[str] = set()
         """Memberships whose sentinel fell for a reason of its own, and not because the server stopped."""
         self.record = Record()
