@@ -63,8 +63,8 @@ WORLDS = [
     World("two-cuts", INSTANT, ("cut",), 2),
     World("two-cuts-strict", STRICT, ("cut", "cut watch"), 2),
     World("cut-and-stop", INSTANT, ("cut a", "stop"), 2),
-    World("late-answer", STRICT, ("slow control down a", "isolate a"), 2, deepest=40),
-    World("late-look", STRICT, ("slow watch up b", "isolate a"), 2, deepest=40),
-    World("late-end", STRICT, ("slow control up b", "isolate a"), 2, deepest=40),
+    World("late-answer", STRICT, ("slow control down a", "isolate a"), 2),
+    World("late-look", STRICT, ("slow watch up b", "isolate a"), 2),
+    World("late-end", STRICT, ("slow control up b", "isolate a"), 2),
     World("three", (*INSTANT, "instant"), ("cut a", "die a"), 1, deepest=24),
 ]
