@@ -235,7 +235,11 @@ def test_a_forked_child_does_not_show_the_numbers_of_its_parent(sqlite_url):
 
 @pytest.mark.parametrize(
     ("module", "framework", "extra"),
-    [("prometheus", "prometheus_client", "prometheus"), ("otel", "opentelemetry", "otel")],
+    [
+        ("prometheus", "prometheus_client", "prometheus"),
+        ("otel", "opentelemetry", "otel"),
+        ("apscheduler", "apscheduler", "apscheduler"),
+    ],
 )
 def test_a_missing_extra_says_how_to_install_it(module, framework, extra):
     program = f"import sys; sys.modules['{framework}'] = None; import tenure.integrations.{module}"

@@ -16,9 +16,10 @@ def extra(name: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("tenure"):
+        missing = (error.name or "").partition(".")[0]
+        if missing == "tenure":
             raise
-        raise ConfigError(f"{error.name} is not installed: pip install 'tenure[{name}]'") from error
+        raise ConfigError(f"{missing} is not installed: pip install 'tenure[{name}]'") from error
 
 
 def job_name(identifier: str) -> str:
