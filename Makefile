@@ -3,6 +3,7 @@
 #   make test ARGS="tests/test_fence.py -k savepoint"    ARGS goes to the program behind the target
 #   make test WORKERS=0                                  in one process, for a debugger
 #   make test ARGS="-m long"                             the tests that take long, which the others leave out
+#   make test ARGS="-m frameworks"                       FastAPI, Django, APScheduler, Celery and the rest, with real servers
 #   make test FACADE=async                               the tests of the heart again, over AsyncNode
 #   make test VERSIONS=all ARGS="-k wheel"               what ran on the system's PostgreSQL, on 16 and 18 of wheels
 #   make explore DEPTH=20 ARGS="--world strict"          as far as 20 steps lead, in one of the small worlds
@@ -73,10 +74,10 @@ clean: ## remove everything that make has made
 	rm -rf .venv .tools build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The servers of PostgreSQL and MariaDB, a pooler, and `ip` for networks that can be cut, on Debian as root; nothing where
-# they are there.
+# The servers of PostgreSQL and MariaDB, a pooler, `ip` for networks that can be cut, and Prometheus's `promtool` for the alert
+# rules, on Debian as root; nothing where they are there.
 system-packages:
-	@scripts/system-packages postgresql mariadb-server-core pgbouncer iproute2
+	@scripts/system-packages postgresql mariadb-server-core pgbouncer iproute2 prometheus
 
 $(READY): pyproject.toml uv.lock scripts/bootstrap
 	@scripts/bootstrap

@@ -105,6 +105,9 @@ class Election(Wrapper):
     def history(self, limit: int = 20) -> Any:
         return portal().call(self._wrapped.history, limit)
 
+    def jobs(self) -> Any:
+        return portal().call(self._wrapped.jobs)
+
     def resign(self, to: str | None = None) -> None:
         portal().call(self._wrapped.resign, to)
 
@@ -145,6 +148,21 @@ class Term(Wrapper):
 class Transaction(Wrapper):
     def execute(self, sql: str, parameters: Any = ()) -> Any:
         return portal().call(self._wrapped.execute, sql, parameters)
+
+    def claim(self, job: str, due: Any) -> bool:
+        return portal().call(self._wrapped.claim, job, due)
+
+    def finish(self, job: str, due: Any) -> bool:
+        return portal().call(self._wrapped.finish, job, due)
+
+    def anchor(self, job: str, at: Any) -> Any:
+        return portal().call(self._wrapped.anchor, job, at)
+
+    def jobs(self) -> Any:
+        return portal().call(self._wrapped.jobs)
+
+    def forget(self, job: str) -> bool:
+        return portal().call(self._wrapped.forget, job)
 
 
 def term_of(term: Any) -> Term:

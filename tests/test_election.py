@@ -10,7 +10,7 @@ import pytest
 
 import tenure
 from tenure import ConfigError, Deposed, Elected, LeaderChanged, NotLeader, WaitTimeout
-from tests.desk import QUICK, Desk, Nodes, renewals, until
+from tests.desk import QUICK, Desk, Nodes, connected, renewals, until
 from tests.facades import sync_only
 
 
@@ -337,3 +337,19 @@ def test_nodes_that_take_short_turns_do_not_all_stand_back(store_url):
             leads = until(lambda: next((one for one in elections if one.is_leader), None), f"token {token}", 15)
             assert leads.term.token == token
             leads.resign()
+
+
+def test_wait_lost_compares_with_the_clock_as_every_read_does(sqlite_url):
+    """A process that was paused may come back to its wait before any of the node's threads has run."""
+    with Nodes(sqlite_url, ttl=1) as nodes:
+        node = nodes("a")
+        term = node.election("r").wait(20)
+        protocol = node._engine.protocol
+        expire = protocol.expire
+        protocol.expire = lambda now: not threading.current_thread().name.startswith("tenure-") and expire(now)
+        with connected(sqlite_url, isolation_level=None) as connection:
+            connection.execute("begin immediate")  # no renewal comes through
+            until(lambda: not term.valid, "trust has run out, and nobody has said so")
+            assert term.lost_reason is None
+            assert term.wait_lost(0.01)
+            connection.rollback()

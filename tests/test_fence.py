@@ -408,7 +408,7 @@ def test_takeover_waits_for_an_open_fenced_transaction(every_postgres_url, ledge
 
 def test_without_its_lock_the_fence_would_let_a_stale_write_land(every_postgres_url, ledger):
     """The mutation that shows what the lock is for: everything else is as it is."""
-    (first,) = schema.MIGRATIONS
+    first, *more = schema.MIGRATIONS
     fences = [text for text in first.functions if "create function {schema}fence(" in text]
     assert [text.count("for share of r") for text in fences] == [1]
     mutated = tuple(text.replace("for share of r", "") for text in first.functions)
@@ -417,7 +417,7 @@ def test_without_its_lock_the_fence_would_let_a_stale_write_land(every_postgres_
     mutated = tuple(text.replace("if locker <> top then", "if false then") for text in mutated)
     connector = PostgresConnector(every_postgres_url, "mutated", 30.0, "tests")
     with contextlib.closing(connector.open("tests", 10.0)) as session:
-        schema.prepare(session, (schema.Migration(1, first.tables, mutated),))
+        schema.prepare(session, (schema.Migration(1, first.tables, mutated), *more))
     at_commit, _, written = paused_leader(every_postgres_url, ledger, schema="mutated")
     assert at_commit == {"r": 2}, "the new term had begun"
     assert written == [1], "and the old one wrote after that"

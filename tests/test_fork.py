@@ -172,6 +172,31 @@ def test_child_can_have_a_node_of_its_own(one_url):
         until(lambda: node.election("childs").is_leader, "the child's role, after it left")
 
 
+def test_a_node_that_the_parent_only_made_is_another_one_in_every_child(one_url):
+    """With a name, an id and a sentinel of its own: what was drawn before the fork would be the same in all of them."""
+    node = tenure.Node(one_url, ttl=30)
+    reader, writer = os.pipe()
+
+    def in_child():
+        node.start()
+        node.election("r")
+        until(lambda: node.member_id, "joined")
+        os.write(writer, json.dumps([node.name, node.member_id, os.getpid()]).encode() + b"\n")
+        signal.pause()
+
+    with contextlib.ExitStack() as stack, os.fdopen(reader) as told:
+        children = [stack.enter_context(forked(in_child)) for _ in range(3)]
+        os.close(writer)
+        names, ids, pids = zip(*(json.loads(told.readline()) for _ in children), strict=True)
+        assert sorted(pids) == sorted(children)
+        assert [int(name.rpartition("-")[2]) for name in names] == list(pids)
+        assert len(set(ids)) == 3
+        with Nodes(one_url) as nodes:
+            election = nodes("observer").election("r")
+            until(lambda: len(election.candidates()) == 4, "all stand")
+            until(election.leader, "one of them leads")
+
+
 def test_fork_in_the_middle_of_a_transaction_leaves_the_child_a_usable_file(sqlite_url):
     """SQLite's own locks are inherited as memory: a child of a writer would find the file locked for ever."""
     with Desk(sqlite_url) as parents:

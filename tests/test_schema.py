@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from datetime import datetime, timezone
 
 import psycopg
 import pytest
@@ -16,8 +17,9 @@ from tenure.schema import MIGRATIONS, Migration
 from tenure.session import Step
 from tests.desk import QUICK, Desk, Nodes, connected, execute, until
 
-SECOND = Migration(
-    2,
+PRESENT = MIGRATIONS[-1].version
+NEXT = Migration(
+    PRESENT + 1,
     (
         "alter table {members} add column mood text default 'fine'",
         "create table {schema}weather (day {text} primary key)",
@@ -76,8 +78,8 @@ def test_release_goes_on_beside_the_tables_of_the_next(store_url):
     with Nodes(store_url) as nodes:
         leads = nodes("old").election("r")
         leads.wait(20)
-        prepare(store_url, (*MIGRATIONS, SECOND))
-        prepare(store_url, (*MIGRATIONS, SECOND))
+        prepare(store_url, (*MIGRATIONS, NEXT))
+        prepare(store_url, (*MIGRATIONS, NEXT))
         stands = nodes("old, started later").election("r")
         until(lambda: len(leads.candidates()) == 2, "both standing")
         leads.resign()
@@ -88,39 +90,52 @@ def test_release_goes_on_beside_the_tables_of_the_next(store_url):
             (rows,) = desk.session.read(Step("select distinct mood from {members}", {}))
             assert list(rows.rows) == [("fine",)]
             (version,) = desk.session.read(Step("select name, value from {meta} order by name", {}))
-            assert list(version.rows) == [("oldest", 1), ("version", 2)]
+            assert list(version.rows) == [("oldest", 1), ("version", PRESENT + 1)]
+
+
+def test_tables_of_the_first_release_get_what_this_one_adds(store_url, monkeypatch):
+    """Under a leader that runs, and goes on."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr(schema, "MIGRATIONS", MIGRATIONS[:1])
+        earlier.setattr(schema, "check_shape", lambda _: None)
+        nodes = Nodes(store_url)
+        term = nodes("first").election("r").wait(20)
+    with nodes, tenure.Registry(store_url) as registry:
+        assert schema.require(registry.session) == 1
+        nodes("this")
+        assert schema.require(registry.session) == PRESENT
+        assert term.valid
+        with term.transaction() as transaction:
+            assert transaction.claim("job", datetime.now(timezone.utc))
+        assert registry.history("r")[0].token == term.token == 1
 
 
 def test_tables_that_need_a_newer_release_are_refused(store_url):
-    newest = Migration(3, (), oldest=2)
-    prepare(store_url, (*MIGRATIONS, SECOND, newest))
-    with pytest.raises(ConfigError, match=r"tables are of version 3.*at least version 2; this one knows 1: upgrade"):
+    newest = Migration(PRESENT + 2, (), oldest=PRESENT + 1)
+    prepare(store_url, (*MIGRATIONS, NEXT, newest))
+    complaint = rf"of version {PRESENT + 2}.*at least version {PRESENT + 1}; this one knows {PRESENT}: upgrade"
+    with pytest.raises(ConfigError, match=complaint):
         tenure.Node(store_url).start()
 
 
 def test_failed_migration_leaves_the_tables_as_they_were(store_url):
     prepare(store_url)
-    broken = Migration(2, ("create table {schema}half (x text)", "this is not SQL"))
+    broken = Migration(PRESENT + 1, ("create table {schema}half (x text)", "this is not SQL"))
     with Desk(store_url, join=False) as desk:
         with pytest.raises(Exception, match="syntax"):
             schema.prepare(desk.session, (*MIGRATIONS, broken))
         (version,) = desk.session.read(Step("select value from {meta} where name = 'version'", {}))
-        assert list(version.rows) == [(1,)]
-    prepare(store_url, (*MIGRATIONS, Migration(2, ("create table {schema}half (x text)",))))
+        assert list(version.rows) == [(PRESENT,)]
+    prepare(store_url, (*MIGRATIONS, Migration(PRESENT + 1, ("create table {schema}half (x text)",))))
 
 
 def test_tables_made_by_hand_with_something_missing_are_refused(store_url):
     with tenure.Node(store_url):
         pass
     prefix = "tenure." if store_url.startswith("postgresql") else "tenure_"
-    for change, missing in (
-        (f"alter table {prefix}members drop column host", "host"),
-        (f"drop table {prefix}terms", "terms"),
-    ):
+    for change in (f"drop table {prefix}jobs", f"alter table {prefix}members drop column host"):
         execute(store_url, change)
-        with pytest.raises(
-            tenure.ConfigError, match=rf"not as Tenure makes them: .*({missing}|host).*`tenure sql` prints"
-        ):
+        with pytest.raises(tenure.ConfigError, match=r"not as Tenure makes them: .*(jobs|host).*`tenure sql` prints"):
             tenure.Node(store_url).start()
 
 
@@ -200,7 +215,7 @@ def test_missing_privileges_are_named_at_the_start(postgres_url, worker):
         postgres_url,
         f"grant usage on schema tenure to {name}",
         f"grant select on all tables in schema tenure to {name}",
-        f"grant insert, update, delete on tenure.namespaces, tenure.candidates, tenure.terms to {name}",
+        f"grant insert, update, delete on tenure.namespaces, tenure.candidates, tenure.terms, tenure.jobs to {name}",
         f"grant insert, delete on tenure.members to {name}",
     )
     refused("the privileges are missing for UPDATE on members, DELETE on roles, INSERT on roles, UPDATE on roles")

@@ -12,8 +12,9 @@ from tests.desk import QUICK, Desk, Nodes, connected, execute, renewals, until
 
 pytestmark = pytest.mark.long
 
+PRESENT = schema.MIGRATIONS[-1].version
 NEXT = {
-    "version": 2,
+    "version": PRESENT + 1,
     "tables": (
         "alter table {members} add column mood text default 'fine'",
         "alter table {roles} add column weight integer not null default 1",
@@ -62,14 +63,14 @@ def test_older_node_lets_go_when_a_release_starts_that_cannot_work_beside_it(one
         cluster.make_ledger()
         (old,) = cluster.start(1)
         cluster.wait_for_leader()
-        (new,) = cluster.spawn("new", migration=NEXT | {"oldest": 2})
+        (new,) = cluster.spawn("new", migration=NEXT | {"oldest": PRESENT + 1})
         assert cluster.wait_for_leader(above=1) == (new, 2)
         new.tell("write")
         old.wait_event("suspended", token=1)
         assert not old.tell("status")["leader"]
         old.assert_fenced()
         assert new.tell("leader")["candidates"] == ["new"]
-        until(lambda: "this one knows 1: upgrade Tenure here" in old.log.read_text(), "a warning")
+        until(lambda: f"this one knows {PRESENT}: upgrade Tenure here" in old.log.read_text(), "a warning")
 
 
 # --- waiting for the tables ---------------------------------------------------------------------------------
@@ -116,5 +117,5 @@ def test_migration_that_waits_for_too_long_says_for_what(postgres_url, monkeypat
         migrate(postgres_url, errors)
         (error,) = errors
         assert isinstance(error, StoreUnavailable)
-        assert "to version 2: other transactions keep them locked, for 0.5 s now; end those" in str(error)
-        assert execute(postgres_url, "select value from tenure.meta where name = 'version'") == [(1,)]
+        assert f"to version {PRESENT + 1}: other transactions keep them locked, for 0.5 s now; end those" in str(error)
+        assert execute(postgres_url, "select value from tenure.meta where name = 'version'") == [(PRESENT,)]

@@ -35,11 +35,13 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from tenure.events import Deposed, Elected, Event, LeaderChanged, Resumed, Suspended
+    from tenure.meter import Latency, NodeStats, RoleStats
     from tenure.node import Node
     from tenure.registry import MemberInfo, Registry, RoleInfo
     from tenure.schema import tables_sql
+    from tenure.services import ServiceInfo
     from tenure.term import Term, Transaction
-    from tenure.values import Candidate, LeaderInfo, TermRecord
+    from tenure.values import Candidate, JobRecord, LeaderInfo, TermRecord
 
 _HOMES = {
     "tenure.async_election": ("AsyncElection",),
@@ -59,11 +61,13 @@ _HOMES = {
         "WaitTimeout",
     ),
     "tenure.events": ("Deposed", "Elected", "Event", "LeaderChanged", "Resumed", "Suspended"),
+    "tenure.meter": ("Latency", "NodeStats", "RoleStats"),
     "tenure.node": ("Node",),
     "tenure.registry": ("MemberInfo", "Registry", "RoleInfo"),
     "tenure.schema": ("tables_sql",),
+    "tenure.services": ("ServiceInfo",),
     "tenure.term": ("Term", "Transaction"),
-    "tenure.values": ("Candidate", "LeaderInfo", "TermRecord"),
+    "tenure.values": ("Candidate", "JobRecord", "LeaderInfo", "TermRecord"),
 }
 """Where the public names live. They are loaded when they are first used, so that ``import tenure`` costs next to
 nothing in the many processes of an application that never elect anybody."""
@@ -80,17 +84,22 @@ __all__ = [
     "Election",
     "Event",
     "Fenced",
+    "JobRecord",
+    "Latency",
     "LeaderChanged",
     "LeaderInfo",
     "LeadershipLost",
     "MemberInfo",
     "Node",
     "NodeClosed",
+    "NodeStats",
     "NotLeader",
     "PoolerDetected",
     "Registry",
     "Resumed",
     "RoleInfo",
+    "RoleStats",
+    "ServiceInfo",
     "StoreUnavailable",
     "Suspended",
     "TenureError",

@@ -15,7 +15,7 @@ from tenure.engine import Engine
 from tenure.events import Event
 from tenure.loops import Loop, run, until
 from tenure.settings import check_timeout
-from tenure.values import Candidate, LeaderInfo, TermRecord
+from tenure.values import Candidate, JobRecord, LeaderInfo, TermRecord
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -62,6 +62,10 @@ class AsyncElection(BaseElection[AsyncTerm]):
     async def history(self, limit: int = 20) -> list[TermRecord]:
         """Return the last terms of the role, newest first."""
         return await self._ask(lambda: self._history(limit))
+
+    async def jobs(self) -> list[JobRecord]:
+        """Return the jobs of the role whose runs were claimed (:meth:`AsyncTerm.claim`), by name."""
+        return await self._ask(self._jobs)
 
     async def resign(self, to: str | None = None) -> None:
         """Hand over now, to the candidate named ``to`` if one is given; see :meth:`Election.resign`."""

@@ -6,6 +6,7 @@ The engine is the same, in threads of its own: a blocked event loop costs nothin
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ import anyio.lowlevel
 from tenure.async_election import AsyncElection
 from tenure.async_term import AsyncTerm
 from tenure.errors import NodeClosed
+from tenure.jobs import Job
 from tenure.loops import Loop, done, run
 from tenure.node import BaseNode, Campaign
 
@@ -39,6 +41,8 @@ class AsyncNode(BaseNode[AsyncElection]):
 
     async def start(self) -> Self:
         """Connect and start the node's threads; callbacks are called on the event loop that this is called on."""
+        if self._crews is not None:
+            self._engine.keep_back(self._crews.stop_within)
         self._engine.launch()
         self._loop = Loop()
         try:
@@ -47,7 +51,25 @@ class AsyncNode(BaseNode[AsyncElection]):
         except BaseException:
             await self.close()
             raise
+        if self._crews is not None:
+            self._crews.begin()
+            self._running_crews = Job(self._crews.run)
         return self
+
+    async def run(self) -> None:
+        """Start, run the services until SIGINT or SIGTERM, and close. For the event loop of the main thread."""
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, anyio.CancelScope() as scope:
+
+            async def end() -> None:
+                async for _ in signals:
+                    scope.cancel()
+
+            waiting = Job(end)
+            try:
+                async with self:
+                    await anyio.sleep_forever()
+            finally:
+                waiting.cancel()
 
     async def close(self) -> None:
         """Hand over every role, leave, and close everything; not cut short by a cancellation. May be called twice."""
@@ -55,6 +77,8 @@ class AsyncNode(BaseNode[AsyncElection]):
             await run(self._leave)
 
     def _leave(self) -> None:
+        if self._crews is not None:
+            self._crews.close()
         self._engine.close()
         for election in list(self._elections.values()):
             election.close()
@@ -98,6 +122,9 @@ class AsyncNode(BaseNode[AsyncElection]):
     def terms(self, role: str, *, lock_id: int | str | None = None) -> AsyncIterator[AsyncTerm]:
         """Yield every term that this node gets, for as long as it runs; leaving the loop hands over."""
         return AsyncTerms(lambda: self._begin_campaign(role, lock_id))
+
+    def _call(self, action: Callable[[], object]) -> None:
+        self._loop.call(action)
 
     def _make_election(self, role: str) -> AsyncElection:
         return AsyncElection(self._engine, role, self._loop)

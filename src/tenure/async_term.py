@@ -5,22 +5,27 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Coroutine, Generator
+from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
 
-from tenure import connections
+from tenure import claims, connections
 from tenure.errors import ConfigError, NodeClosed, NotLeader
 from tenure.loops import run
 from tenure.settings import check_timeout
 from tenure.term import BaseTerm, Transaction
+from tenure.values import JobRecord
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from tenure.async_election import AsyncElection
+
+
+T = TypeVar("T")
 
 
 class AsyncTerm(BaseTerm):
@@ -50,7 +55,9 @@ class AsyncTerm(BaseTerm):
 
     async def wait_lost(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as in Term
         """Wait until the term is over; False if ``timeout`` seconds pass first."""
-        return await self._election.wait_for(lambda: self._reason is not None, check_timeout(timeout))
+        await self._election.wait_for(lambda: self._reason is not None, check_timeout(timeout))
+        self._election.settle()  # as in Term
+        return self._reason is not None
 
     def fence(self, connection: Any, *, bound: float | None = None) -> Coroutine[Any, Any, None]:
         """Check inside the transaction of ``connection`` that this term is the latest, and keep it so until it ends.
@@ -62,7 +69,31 @@ class AsyncTerm(BaseTerm):
         if connections.is_async(connection):
             return connections.fence_async(connection, self, bound_s)
         connections.fence(connection, self, bound_s)
-        return _Done()
+        return _Done(None)
+
+    def claim(
+        self, connection: Any, job: str, due: datetime, *, bound: float | None = None
+    ) -> Coroutine[Any, Any, bool]:
+        """Fence the transaction of ``connection``, and claim in it the run of ``job`` that is due at ``due``.
+
+        ``await`` it. See :meth:`Term.claim` for the rest.
+        """
+        return self._perform(connection, bound, claims.claim(self, job, due))
+
+    def finish(
+        self, connection: Any, job: str, due: datetime, *, bound: float | None = None
+    ) -> Coroutine[Any, Any, bool]:
+        """Fence the transaction of ``connection``, and mark in it the run of ``job`` that was due at ``due`` as done.
+
+        ``await`` it. See :meth:`Term.finish` for the rest.
+        """
+        return self._perform(connection, bound, claims.finish(self, job, due))
+
+    def _perform(self, connection: Any, bound: float | None, ask: claims.Ask) -> Coroutine[Any, Any, bool]:
+        bound_s = self._bound(bound)
+        if connections.is_async(connection):
+            return claims.perform_async(connection, self, bound_s, ask)
+        return _Done(bool(claims.perform(connection, self, bound_s, ask)))
 
     @contextlib.asynccontextmanager
     async def transaction(self, *, bound: float | None = None) -> AsyncIterator[AsyncTransaction]:
@@ -136,15 +167,39 @@ class AsyncTransaction:
         """
         return await run(lambda: self._transaction.execute(sql, parameters), cut=self._transaction.cut)
 
+    async def claim(self, job: str, due: datetime) -> bool:
+        """Claim the run of ``job`` that is due at ``due``; see :meth:`Term.claim`."""
+        return await run(lambda: self._transaction.claim(job, due), cut=self._transaction.cut)
 
-class _Done(Coroutine[Any, Any, None]):
+    async def finish(self, job: str, due: datetime) -> bool:
+        """Mark the run of ``job`` that was due at ``due`` as done; see :meth:`Term.finish`."""
+        return await run(lambda: self._transaction.finish(job, due), cut=self._transaction.cut)
+
+    async def anchor(self, job: str, at: datetime) -> datetime:
+        """Set the moment from which the interval of ``job`` is counted, if it has none; return the one that stands."""
+        return await run(lambda: self._transaction.anchor(job, at), cut=self._transaction.cut)
+
+    async def jobs(self) -> list[JobRecord]:
+        """Return the jobs of the role, by name, as this transaction sees them."""
+        return await run(self._transaction.jobs, cut=self._transaction.cut)
+
+    async def forget(self, job: str) -> bool:
+        """Forget everything about ``job``, its claims included; False if there was nothing. For jobs that are gone."""
+        return await run(lambda: self._transaction.forget(job), cut=self._transaction.cut)
+
+
+class _Done(Coroutine[Any, Any, T], Generic[T]):
     """Something to await that is over already, and that nobody need await."""
 
-    def __await__(self) -> Generator[Any, Any, None]:
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def __await__(self) -> Generator[Any, Any, T]:
         yield from ()
+        return self._value
 
     def send(self, _: Any) -> Any:
-        raise StopIteration
+        raise StopIteration(self._value)
 
     def throw(self, *error: Any) -> Any:
         raise error[0]

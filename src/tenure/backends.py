@@ -179,14 +179,16 @@ class PostgresBackend:
         self.mode = mode
         if self._settings.mode != "auto":
             return
+        fields = {"tenure_node": self._settings.name, "tenure_namespace": self._settings.namespace}
         if mode == "hybrid":
-            log.info("node %s: mode hybrid: %s", self._settings.name, why)
+            log.info("node %s: mode hybrid: %s", self._settings.name, why, extra=fields)
         else:
             log.warning(
                 "node %s: mode lease: %s, so a crash is noticed after the TTL instead of at once; direct_url= with a "
                 "URL that leads to PostgreSQL itself brings that back",
                 self._settings.name,
                 why,
+                extra=fields,
             )
 
     def open_watch(self) -> tuple[Watch, LaneSession]:

@@ -146,6 +146,8 @@ class Candidacy:
         self.untold.discard(ask.role)
         if done:
             self._vacating.pop(ask.role, None)
+            if ask.role in self._stand_back:  # from now on: what ran under the term may have taken long to stop
+                self._stand_back[ask.role] = (ask.token, now + self._ttl)
         elif ask.role in self._vacating:
             self._vacating[ask.role] = (ask.token, ask.reserved_for, now + RETRY_S)
 

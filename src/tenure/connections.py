@@ -23,11 +23,12 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
-from tenure import mysql, statements
+from tenure import atomic, mysql, statements
 from tenure import schema as tables
 from tenure.dialects import MYSQL, SQLITE, postgresql
 from tenure.dialing import load, shut_down
 from tenure.errors import ConfigError, Fenced, TenureError
+from tenure.session import Step
 from tenure.settings import check_bound, check_name, check_schema
 
 
@@ -61,23 +62,23 @@ def fence(connection: Any, claim: Claim, bound_s: float) -> None:
 
     Raises Fenced if it is not; the transaction then cannot commit.
     """
-    how = _kind(connection, _KINDS)
+    how = kind_of(connection, _KINDS)
     if how is None:
-        raise _unknown(connection)
+        raise unknown(connection)
     how(connection, claim, bound_s)
 
 
 async def fence_async(connection: Any, claim: Claim, bound_s: float) -> None:
     """Do as ``fence`` does, on a connection whose driver is asynchronous."""
-    how = _kind(connection, _ASYNC_KINDS)
+    how = kind_of(connection, _ASYNC_KINDS)
     if how is None:
-        raise _unknown(connection)
+        raise unknown(connection)
     await how(connection, claim, bound_s)
 
 
 def is_async(connection: Any) -> bool:
     """Whether the connection is one for ``fence_async``."""
-    return _kind(connection, _ASYNC_KINDS) is not None
+    return kind_of(connection, _ASYNC_KINDS) is not None
 
 
 def cut(connection: Any) -> None:
@@ -112,7 +113,7 @@ def execute(connection: Any, sql: str, parameters: Any = ()) -> Any:
 
 
 def _is_pymysql(connection: Any) -> bool:
-    return _kind(connection, {"pymysql.Connection": True}) is not None
+    return kind_of(connection, {"pymysql.Connection": True}) is not None
 
 
 def fence_sql(
@@ -145,7 +146,7 @@ def fence_sql(
 
 
 @contextlib.contextmanager
-def _judged(claim: Claim) -> Iterator[None]:
+def judged(claim: Claim) -> Iterator[None]:
     """Turn a driver's error into what it says about the claim; leave alone what says nothing about it."""
     try:
         yield
@@ -181,6 +182,8 @@ def _refused(claim: Claim) -> Fenced:
 def _sqlstate(error: Exception) -> str | None:
     """Return the SQLSTATE of a driver's error, or the one that an error of SQLite amounts to."""
     original = getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's
+    if isinstance(original.__cause__, Exception) and type(original).__module__ == "django.db.utils":
+        original = original.__cause__  # and so does Django
     if isinstance(original, sqlite3.OperationalError):
         return "42P01" if "no such table" in str(original) else "40001" if "locked" in str(original) else None
     if original.args and isinstance(original.args[0], int):  # PyMySQL
@@ -244,7 +247,7 @@ def _fence_psycopg(connection: Any, claim: Claim, bound_s: float) -> None:
             pipeline.sync()  # until then nothing tells whether a transaction was begun
     _check_autocommit(connection)
     text, parameters = _question(claim, bound_s, "%({name})s")
-    with _judged(claim):
+    with judged(claim):
         # A cursor of our own, whatever kind of cursor and rows the caller's connection makes; the fetch waits for the
         # verdict where the caller is in pipeline mode.
         cursor = psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row)
@@ -258,7 +261,7 @@ async def _fence_psycopg_async(connection: Any, claim: Claim, bound_s: float) ->
             await pipeline.sync()
     _check_autocommit(connection)
     text, parameters = _question(claim, bound_s, "%({name})s")
-    with _judged(claim):
+    with judged(claim):
         cursor = psycopg.AsyncCursor(connection, row_factory=psycopg.rows.tuple_row)
         await cursor.execute(text, parameters, prepare=False)
         await cursor.fetchone()
@@ -273,7 +276,7 @@ async def _fence_asyncpg(connection: Any, claim: Claim, bound_s: float) -> None:
     if not connection.is_in_transaction():
         raise ConfigError(_AUTOCOMMIT)
     text, parameters = _question(claim, bound_s, "${number}")
-    with _judged(claim):
+    with judged(claim):
         await connection.fetchval(text, *parameters.values())
 
 
@@ -285,14 +288,15 @@ def _fence_sqlite(connection: sqlite3.Connection, claim: Claim, _: float) -> Non
 
     SQLite keeps that lock through a rollback to a savepoint, so savepoints do no harm here.
     """
-    with _undone(lambda: _roll_back(connection)), _judged(claim):
+    with undone(lambda: roll_back(connection)), judged(claim):
         if not connection.execute(SQLITE.text(statements.FENCE_BY_UPDATE), _parameters(claim)).rowcount:
             raise _refused(claim)
     if not connection.in_transaction:
         raise ConfigError(_AUTOCOMMIT)
 
 
-def _roll_back(connection: sqlite3.Connection) -> None:
+def roll_back(connection: sqlite3.Connection) -> None:
+    """Roll back, in whichever mode the connection is."""
     if getattr(connection, "autocommit", None) is not True:
         connection.rollback()
     elif connection.in_transaction:
@@ -300,7 +304,7 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 
 @contextlib.contextmanager
-def _undone(*roll_backs: Callable[[], object]) -> Iterator[None]:
+def undone(*roll_backs: Callable[[], object]) -> Iterator[None]:
     """Roll back where anything is raised: SQLite itself would let the transaction go on."""
     try:
         yield
@@ -325,7 +329,7 @@ def _fence_pymysql(connection: Any, claim: Claim, bound_s: float) -> None:
     the driver does not know of savepoints, so that cannot be refused here.
     """
     cursor = mysql.load().cursors.Cursor(connection)  # one of our own, whatever kind the caller's connection makes
-    with _undone(connection.rollback), _judged(claim):
+    with undone(connection.rollback), judged(claim):
         cursor.execute(MYSQL.text(statements.FENCE_BY_SHARE), _parameters(claim))
         if not cursor.fetchall():
             raise _refused(claim)
@@ -360,10 +364,10 @@ def _fence_sqlalchemy(connection: Any, claim: Claim, bound_s: float, *roll_backs
     if connection.dialect.name == "postgresql":
         _fence_sqlalchemy_postgres(connection, claim, bound_s)
     elif connection.dialect.name == "sqlite":
-        with _undone(*roll_backs, connection.rollback), _judged(claim):
+        with undone(*roll_backs, connection.rollback), judged(claim):
             _fence_sqlalchemy_sqlite(connection, claim)
     elif connection.dialect.name in ("mysql", "mariadb"):
-        with _undone(*roll_backs, connection.rollback), _judged(claim):
+        with undone(*roll_backs, connection.rollback), judged(claim):
             _fence_sqlalchemy_mysql(connection, claim, bound_s)
     else:
         raise ConfigError(
@@ -374,7 +378,7 @@ def _fence_sqlalchemy(connection: Any, claim: Claim, bound_s: float, *roll_backs
 def _fence_sqlalchemy_postgres(connection: Any, claim: Claim, bound_s: float) -> None:
     text = sys.modules["sqlalchemy"].text
     question, parameters = _question(claim, bound_s, ":{name}")
-    with _judged(claim):
+    with judged(claim):
         connection.scalar(text(question), parameters)  # fetched, in case that the caller streams results
     # Autocommit can be set in many places. In all of them it shows in this: the fence gave its transaction an id, and
     # the transaction at hand has none.
@@ -422,9 +426,41 @@ async def _fence_scoped(scoped: Any, claim: Claim, bound_s: float) -> None:
     await fence_async(scoped(), claim, bound_s)
 
 
+# --- Django -------------------------------------------------------------------------------------------------
+
+
+def _fence_django(connection: Any, claim: Claim, bound_s: float) -> None:
+    if atomic.in_test(connection):
+        _fence_django_by(statements.FENCE_BY_LOOK, connection, claim)
+    elif connection.vendor == "postgresql":
+        with atomic.spoiled(connection), judged(claim):
+            atomic.execute(connection, *_question(claim, bound_s, "%({name})s"))
+    elif atomic.in_savepoint(connection):
+        raise ConfigError(_SAVEPOINT)
+    else:
+        in_mysql = connection.vendor == "mysql"
+        _fence_django_by(statements.FENCE_BY_SHARE if in_mysql else statements.FENCE_BY_UPDATE, connection, claim)
+        if in_mysql:
+            atomic.execute(connection, _mysql_bound(bound_s))
+        atomic.mark_fenced(connection)
+
+
+def _fence_django_by(text: str, connection: Any, claim: Claim) -> None:
+    with atomic.spoiled(connection), judged(claim):
+        [result] = atomic.run(connection, claim.schema, Step(text, _parameters(claim)))
+        if not result.rows and result.count < 1:
+            raise _refused(claim)
+
+
+def _fence_django_proxy(proxy: Any, claim: Claim, bound_s: float) -> None:
+    fence(proxy._connections[proxy._alias], claim, bound_s)  # noqa: SLF001 - whichever is this thread's
+
+
 # --- kinds --------------------------------------------------------------------------------------------------
 
 _KINDS: dict[str, Callable[[Any, Claim, float], None]] = {
+    "django.BaseDatabaseWrapper": _fence_django,
+    "django.ConnectionProxy": _fence_django_proxy,
     "psycopg.Connection": _fence_psycopg,
     "pymysql.Connection": _fence_pymysql,
     "sqlalchemy.Connection": _fence_sqlalchemy,
@@ -445,19 +481,20 @@ _ASYNC_KINDS: dict[str, Callable[[Any, Claim, float], Awaitable[None]]] = {
 _How = TypeVar("_How")
 
 
-def _kind(connection: Any, kinds: dict[str, _How]) -> _How | None:
+def kind_of(connection: Any, kinds: dict[str, _How]) -> _How | None:
     """Return what the table holds for the connection's class, or for the nearest that it is made of."""
     names = (f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(connection).__mro__)
     return next((kinds[name] for name in names if name in kinds), None)
 
 
-def _unknown(connection: Any) -> ConfigError:
+def unknown(connection: Any) -> ConfigError:
+    """Return what to say about a connection of a kind that is in no table."""
     name = f"{type(connection).__module__}.{type(connection).__qualname__}"
     if is_async(connection):
         return ConfigError(
             f"a {name} cannot be fenced synchronously: use an AsyncNode and `await term.fence(connection)`"
         )
     return ConfigError(
-        f"cannot fence a {name}: pass a connection of psycopg, asyncpg, PyMySQL, sqlite3 or aiosqlite, or SQLAlchemy's "
-        "Connection or Session"
+        f"cannot fence a {name}: pass a connection of psycopg, asyncpg, PyMySQL, sqlite3, aiosqlite or Django, or "
+        "SQLAlchemy's Connection or Session"
     )

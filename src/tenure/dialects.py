@@ -51,7 +51,7 @@ def listed(values: tuple[str, ...]) -> str:
     return json.dumps(values, ensure_ascii=False)  # SQL_ASCII databases cannot read \u escapes
 
 
-TABLES = ("meta", "namespaces", "members", "roles", "candidates", "terms")
+TABLES = ("meta", "namespaces", "members", "roles", "candidates", "terms", "jobs")
 
 
 def postgresql(schema: str) -> Dialect:
@@ -76,6 +76,7 @@ def postgresql(schema: str) -> Dialect:
             "incarnation": quoted + "incarnation()",
             "insert": "insert",
             "or_nothing": "on conflict do nothing",
+            "or_lock": "on conflict do nothing",
             "text": "text",
             "backend": "integer",
             "engine": "",
@@ -105,6 +106,7 @@ SQLITE = Dialect(
         "incarnation": "'sqlite'",
         "insert": "insert",
         "or_nothing": "on conflict do nothing",
+        "or_lock": "on conflict do nothing",
         "text": "text",
         "backend": "integer",
         "engine": "",
@@ -139,6 +141,8 @@ MYSQL = Dialect(
         # Not `on duplicate key update`: that locks rows that are there already.
         "insert": "insert ignore",
         "or_nothing": "",
+        # What `insert ignore` finds it locks in share mode: two that then update it would wait for each other.
+        "or_lock": "on duplicate key update job = job",
         "text": _MYSQL_TEXT,
         "backend": "bigint",
         "engine": "engine = InnoDB",

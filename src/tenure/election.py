@@ -17,7 +17,7 @@ from tenure.events import Deposed, Elected, Event
 from tenure.settings import check_callback, check_limit, check_name, check_timeout
 from tenure.store import Store
 from tenure.term import BaseTerm, Term
-from tenure.values import Candidate, LeaderInfo, TermRecord
+from tenure.values import Candidate, JobRecord, LeaderInfo, TermRecord
 
 HAND_OVER_S = 2.0
 """How long giving up a term waits for the database to hear of it."""
@@ -42,6 +42,8 @@ class BaseElection(Generic[TermT]):
         self._term: TermT | None = None
         self._callbacks: list[Callable[[Event], object]] = []
         self._readers: list[Callable[[Event | None], object]] = []
+        self.of_services = False
+        """Whether the candidacy is the business of services, which take it up and give it up as they can."""
 
     def __repr__(self) -> str:
         """Show the role and whether this node leads."""
@@ -179,7 +181,7 @@ class BaseElection(Generic[TermT]):
 
     def _check_standing(self) -> None:
         self._engine.check_running()
-        if not self.standing:
+        if not (self.standing or self.of_services):
             raise NotLeader(f"role {self.role!r}: this node has withdrawn; stand again with node.election()")
 
     def _not_elected(self, timeout: float | None) -> WaitTimeout:
@@ -201,6 +203,9 @@ class BaseElection(Generic[TermT]):
     def _history(self, limit: int) -> list[TermRecord]:
         checked = check_limit(limit)
         return self._query(lambda store: values.history(store, self.role, checked))
+
+    def _jobs(self) -> list[JobRecord]:
+        return self._query(lambda store: values.jobs(store, self.role))
 
     def _check_resign(self, to: str | None) -> str | None:
         """Return the id of the member to hand over to; raise if this node does not lead, or there is no such one."""
@@ -253,6 +258,10 @@ class Election(BaseElection[Term]):
     def history(self, limit: int = 20) -> list[TermRecord]:
         """Return the last terms of the role, newest first."""
         return self._history(limit)
+
+    def jobs(self) -> list[JobRecord]:
+        """Return the jobs of the role whose runs were claimed (:meth:`Term.claim`), by name."""
+        return self._jobs()
 
     def resign(self, to: str | None = None) -> None:
         """Hand over now, to the candidate named ``to`` (its name or member id) if one is given.

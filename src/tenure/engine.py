@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from tenure import asks, clock, timing
@@ -29,10 +30,11 @@ from tenure.backends import Backend, LaneSession, backend_for
 from tenure.candidacy import LONG_AGO, NEVER
 from tenure.errors import ConfigError, NodeClosed, StoreUnavailable, TenureError
 from tenure.events import Event
+from tenure.meter import Meter
 from tenure.protocol import Phase, Settings
 from tenure.protocol import Protocol as Decisions
 from tenure.session import Failed, Gone
-from tenure.settings import NodeSettings, check_encoding
+from tenure.settings import NodeSettings, check_encoding, default_name
 from tenure.store import Store
 from tenure.watch import Watch
 
@@ -80,8 +82,11 @@ class Engine:
                 sentinels=settings.mode != "lease",
                 metadata=settings.metadata,
             ),
-            int.from_bytes(os.urandom(32), "big"),
+            _chance(),
         )
+        self.meter = Meter()
+        self._made_in = os.getpid()
+        self._log = self._logger()
         self._listener = listener
         self._lease = Lease()
         self._generation = self.protocol.generation
@@ -122,17 +127,38 @@ class Engine:
         with self.lock:
             if self._state != "new":
                 raise NodeClosed(f"node {self.settings.name!r} was started before: make a new one")
+            # Now and not before: forked children that each start a node which their parent made would else have one
+            # name, and draw the same ids and the same sentinel keys.
+            if self.settings.name == default_name(self._made_in):
+                self._rename(default_name(os.getpid()))
+            self.protocol.reseed(_chance())
             self._waker, self._wakee = socket.socketpair()
             self._waker.setblocking(False)
             self._wakee.setblocking(False)
             _running.add(self)
             self._state = "running"
+            self.meter.started(clock.now())
             loops = (("control", self._control_loop), ("watch", self._watch_loop), ("keeper", self._keeper_loop))
             for purpose, loop in loops:
                 name = f"tenure-{purpose}-{self.settings.name}"
                 thread = threading.Thread(target=loop, name=name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
+
+    def keep_back(self, seconds: float) -> None:
+        """Lose terms so many seconds before trust runs out, for stopping what runs under them; before the start."""
+        self.protocol.stop_within = seconds
+
+    def _rename(self, name: str) -> None:
+        self.settings = replace(self.settings, name=name)
+        self.protocol.settings = replace(self.protocol.settings, name=name)
+        if self.backend.book is None:
+            self.backend = backend_for(self.settings)
+        self._log = self._logger()
+
+    def _logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        fields = {"tenure_node": self.settings.name, "tenure_namespace": self.settings.namespace}
+        return logging.LoggerAdapter(log, fields)
 
     def close(self) -> None:
         """Leave: end the terms, tell the others, close everything. Takes a wait slice at most where all is well."""
@@ -165,6 +191,14 @@ class Engine:
             self._publish()
         self.wake()
         return result
+
+    def stand(self, role: str) -> None:
+        """Stand for ``role``, unless it does."""
+        self.check_running()
+        with self.lock:
+            if role not in self.protocol.roles.standing:
+                self.meter.stood(role, clock.now())
+            self.command(lambda protocol, _: protocol.stand(role))
 
     def attempt(self, action: Callable[[], object]) -> bool:
         """Call ``action`` under the lock, unless that may take long, or this very thread is at work under it.
@@ -237,9 +271,19 @@ class Engine:
             )
 
     @property
+    def trusted_until(self) -> float:
+        """Until when the terms of this node may be believed in, as everybody can see it."""
+        return self._lease.deadline
+
+    @property
     def running(self) -> bool:
         """Whether the node runs."""
         return self._state == "running"
+
+    @property
+    def new(self) -> bool:
+        """Whether it was never started."""
+        return self._state == "new"
 
     @property
     def inherited(self) -> bool:
@@ -255,6 +299,7 @@ class Engine:
 
     def _publish(self) -> None:
         """Make the protocol's decisions visible: the deadline first, then the news."""
+        believed_until = self._lease.deadline
         if self._generation != self.protocol.generation:
             self._generation = self.protocol.generation
             self._lease.deadline = LONG_AGO
@@ -262,6 +307,7 @@ class Engine:
         self._lease.deadline = self.protocol.trusted_until
         news, self.protocol.news[:] = self.protocol.news[:], []
         for event in news:
+            self.meter.happened(event, clock.now(), believed_until)
             self._listener.happened(event, self._lease)
         self.changed.notify_all()
         self._wake_waiters()
@@ -287,7 +333,7 @@ class Engine:
                 self.expire()
                 for lane, session in (("control", self._control), ("watch", self._watch_session)):
                     if now >= self._busy_since[lane] + patience[lane] and session:
-                        log.info(
+                        self._log.info(
                             "node %s: no answer on the %s connection for too long; cutting it", self.settings.name, lane
                         )
                         self._busy_since[lane] = NEVER
@@ -317,13 +363,15 @@ class Engine:
                 self.opened.set_exception(NodeClosed(f"node {self.settings.name!r} was closed"))
 
     def _run_control(self, ask: asks.ControlAsk) -> None:
+        asked = clock.now()
         try:
             answer = self._open() if isinstance(ask, asks.Open) else self._perform(ask)
         except Exception as error:  # noqa: BLE001 - a thread that died would be a node that nobody hears of again
             lost = isinstance(error, Gone) or not self._expected(ask, error)
             if not isinstance(ask, asks.Open):
-                log.info("node %s: %s failed: %s", self.settings.name, type(ask).__name__, error)
+                self._log.info("node %s: %s failed: %s", self.settings.name, type(ask).__name__, error)
             with self.lock:
+                self.meter.failed(ask)
                 self.protocol.fail(ask, clock.now(), lost=lost)
                 self._publish()  # in doubt before anything is closed
             if lost:
@@ -334,11 +382,13 @@ class Engine:
         with self.lock:
             if isinstance(ask, asks.Open):
                 if self._outage:
-                    log.warning("node %s: the database is back", self.settings.name)
+                    self._log.warning("node %s: the database is back", self.settings.name)
                 else:
-                    log.info("node %s: connected", self.settings.name)
+                    self._log.info("node %s: connected", self.settings.name)
                 self._outage = False
-            self.protocol.answer(ask, answer, clock.now())
+            now = clock.now()
+            self.protocol.answer(ask, answer, now)
+            self.meter.answered(ask, answer, self.protocol.roles, now - asked, now)
             self._publish()
 
     def _perform(self, ask: asks.ControlAsk) -> asks.ControlAnswer:
@@ -370,7 +420,7 @@ class Engine:
             try:
                 self.check_role(role)
             except ConfigError as error:
-                log.warning("node %s: withdrawn: %s", self.settings.name, error)
+                self._log.warning("node %s: withdrawn: %s", self.settings.name, error)
                 self.protocol.withdraw(role, clock.now())
 
     def _could_not_open(self, error: Exception) -> None:
@@ -381,7 +431,7 @@ class Engine:
             self._stop.wait()
         elif not self._outage:
             self._outage = True
-            log.warning("node %s: %s; trying again until it is back", self.settings.name, error)
+            self._log.warning("node %s: %s; trying again until it is back", self.settings.name, error)
 
     def _idle(self, until: float) -> None:
         """Wait for something to do: a due time, a command, a notification, or the end of the connection."""
@@ -394,7 +444,7 @@ class Engine:
             else:
                 notes = session.idle(self._wakee, seconds)
         except (Gone, Failed) as error:
-            log.info("node %s: the control connection broke: %s", self.settings.name, error)
+            self._log.info("node %s: the control connection broke: %s", self.settings.name, error)
             with self.lock:
                 self.protocol.lost_control(clock.now())
                 self._publish()  # in doubt before anything is closed
@@ -484,9 +534,11 @@ class Engine:
         self._blind_since = min(self._blind_since, clock.now())
         if clock.now() >= self._blind_since + self.settings.ttl and not (self._told_blind or self._outage):
             self._told_blind = True
-            log.warning("node %s: cannot watch the others, nor succeed a silent one: %s", self.settings.name, error)
+            self._log.warning(
+                "node %s: cannot watch the others, nor succeed a silent one: %s", self.settings.name, error
+            )
         else:
-            log.debug("node %s: %s failed: %s", self.settings.name, type(ask).__name__, error)
+            self._log.debug("node %s: %s failed: %s", self.settings.name, type(ask).__name__, error)
 
     def _look(self, ask: asks.WatchAsk) -> asks.WatchAnswer:
         watch = self._watch
@@ -535,7 +587,9 @@ class Engine:
         """Whether the error is one that databases and networks cause; any other is ours, and told in full."""
         if isinstance(error, (Gone, Failed, TenureError, OSError)):
             return True
-        log.error("node %s: %s failed, by a fault of Tenure", self.settings.name, type(ask).__name__, exc_info=error)
+        self._log.error(
+            "node %s: %s failed, by a fault of Tenure", self.settings.name, type(ask).__name__, exc_info=error
+        )
         return False
 
     # Shared --------------------------------------------------------------------------------------------------------
@@ -564,6 +618,10 @@ class Engine:
         self.changed = threading.Condition(self.lock)
         self._waker.close()
         self._wakee.close()
+
+
+def _chance() -> int:
+    return int.from_bytes(os.urandom(32), "big")
 
 
 _running: weakref.WeakSet[Engine] = weakref.WeakSet()

@@ -122,6 +122,8 @@ class Protocol:
         """Counts how often every term was lost at once: trust in one generation says nothing about the next."""
         self.observed: set[str] = set()
         """Roles whose leader somebody here wants to know of."""
+        self.stop_within = 0.0
+        """Seconds of trust kept back for stopping what runs under the terms: they are lost so much earlier."""
 
         self._chance = random.Random(seed)  # noqa: S311 - ids need to be unique, not secret
         self._membership: _Membership | None = None
@@ -152,6 +154,10 @@ class Protocol:
         self._vacancy_swept_at = LONG_AGO
         self._evictions: tuple[str, ...] = ()
         self._unblock_at = LONG_AGO
+
+    def reseed(self, seed: int) -> None:
+        """Draw chance anew, before anything has been decided by it."""
+        self._chance.seed(seed)
 
     # What the application wants --------------------------------------------------------------------------------
 
@@ -569,7 +575,7 @@ class Protocol:
     def _extend(self) -> None:
         """Trust the lease from the moment before the question was sent, not from the answer."""
         assert self._membership is not None
-        until = self._sent + timing.trust(self.settings.ttl)
+        until = self._sent + timing.trust(self.settings.ttl) - self.stop_within
         self._membership.trusted_until = max(self._membership.trusted_until, until)
         self._lapsed = False
         self._renew_at = self._sent + self.settings.renew_every

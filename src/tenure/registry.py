@@ -19,7 +19,7 @@ from tenure.dialing import limited
 from tenure.errors import ConfigError, NotLeader, StoreUnavailable, WaitTimeout
 from tenure.session import Failed, Gone, Step
 from tenure.settings import Password, check_limit, check_name, check_ttl, node_settings
-from tenure.values import LeaderInfo, TermRecord
+from tenure.values import JobRecord, LeaderInfo, TermRecord
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -189,6 +189,11 @@ class Registry:
         """Return the last terms of a role, newest first."""
         with self._asking():
             return values.history(self, check_name("role", role), check_limit(limit))
+
+    def jobs(self, role: str) -> list[JobRecord]:
+        """Return the jobs of a role whose runs were claimed, by name."""
+        with self._asking():
+            return values.jobs(self, check_name("role", role))
 
     def resign(self, role: str, to: str | None = None, timeout: float = 2 * timing.DEFAULT_TTL_S) -> LeaderInfo | None:
         """Ask the leader of ``role`` to hand over, to the candidate ``to`` if one is named; wait until it has.

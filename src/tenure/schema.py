@@ -133,6 +133,22 @@ create table {terms} (
     "create index {index}terms_member on {terms} (member_id)",
 )
 
+_JOBS = (
+    """
+create table {jobs} (
+    namespace {text} not null,
+    role {text} not null,
+    job {text} not null,
+    anchor_us bigint,
+    claimed_us bigint,
+    done_us bigint,
+    token bigint not null,
+    primary key (namespace, role, job)
+) {roomy}
+""",
+)
+"""The runs of jobs, in microseconds since 1970 (UTC): due times are what is claimed, so they are data, no clock's."""
+
 _INCARNATION = """
 create function {schema}incarnation() returns text language plpgsql stable set search_path = pg_catalog as $$
 begin
@@ -222,7 +238,10 @@ end $$
 """
 )
 
-MIGRATIONS: tuple[Migration, ...] = (Migration(1, _TABLES, (_INCARNATION, _FENCE, _WAIT_FOR_ROLE, _SAME_SERVER)),)
+MIGRATIONS: tuple[Migration, ...] = (
+    Migration(1, _TABLES, (_INCARNATION, _FENCE, _WAIT_FOR_ROLE, _SAME_SERVER)),
+    Migration(2, _JOBS),
+)
 
 
 def prepare(session: Session, migrations: tuple[Migration, ...] | None = None) -> None:
@@ -312,7 +331,7 @@ def check_shape(session: Session) -> None:
 
 _COLUMNS = {
     table[1]: re.findall(r"^    (?!primary key)(\w+) ", table[0], re.MULTILINE)
-    for table in re.finditer(r"create table {(\w+)} \(.*?\n\)", "".join(_TABLES), re.DOTALL)
+    for table in re.finditer(r"create table {(\w+)} \(.*?\n\)", "".join((*_TABLES, *_JOBS)), re.DOTALL)
 }
 """The columns of every table, as it was first made."""
 
@@ -337,7 +356,7 @@ _MISSING_PRIVILEGES = """
 select wanted.privilege || ' on ' || c.relname
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 cross join pg_catalog.unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) as wanted(privilege)
-where n.nspname = :schema and c.relname in ('namespaces', 'members', 'roles', 'candidates', 'terms')
+where n.nspname = :schema and c.relname in ('namespaces', 'members', 'roles', 'candidates', 'terms', 'jobs')
     and not pg_catalog.has_table_privilege(c.oid, wanted.privilege)
 order by c.relname, wanted.privilege
 """

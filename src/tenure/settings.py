@@ -90,15 +90,15 @@ def node_settings(
         url=_url(url),
         direct_url=_checked_url("direct_url", direct_url) if direct_url is not None else None,
         password=password if password is None or callable(password) else check_password(password),
-        name=_named("name", name, f"{socket.gethostname()}-{os.getpid()}"),
+        name=_named("name", name, default_name(os.getpid())),
         namespace=_named("namespace", namespace, "default"),
         ttl=checked_ttl,
         renew_every=_renew_every(renew_every, checked_ttl),
-        takeover=_one_of("takeover", takeover, TAKEOVERS),
-        mode=_one_of("mode", mode, MODES),
+        takeover=one_of("takeover", takeover, TAKEOVERS),
+        mode=one_of("mode", mode, MODES),
         schema=check_schema(schema),
         metadata=_metadata(metadata),
-        start=_one_of("start", start, STARTS),
+        start=one_of("start", start, STARTS),
     )
     _check_together(settings)
     return settings
@@ -179,6 +179,26 @@ def check_timeout(timeout: float | None) -> float | None:
     return min(value, MAX_TIMEOUT_S)
 
 
+def check_seconds(what: str, seconds: object) -> float:
+    """Return a number of seconds above 0, or say what is wrong with it."""
+    value = _number(what, seconds)
+    if value <= 0:
+        raise ConfigError(f"{what}={seconds!r} must be a number of seconds above 0")
+    return min(value, MAX_TIMEOUT_S)
+
+
+def check_stop_within(seconds: object, settings: NodeSettings) -> float:
+    """Return the seconds of trust that are kept back for stopping services, if the lease leaves so many."""
+    value = check_seconds("stop_within", seconds)
+    most = timing.trust(settings.ttl) - 2 * settings.renew_every
+    if value > most:
+        raise ConfigError(
+            f"stop_within={value:g} must be at most {most:g} (with ttl={settings.ttl:g} and "
+            f"renew_every={settings.renew_every:g}), so that one lost renewal does not cost the leadership"
+        )
+    return value
+
+
 def check_callback(callback: Callable[..., object]) -> None:
     """Raise ConfigError for what cannot be called, or would only make a coroutine that nobody awaits."""
     if not callable(callback):
@@ -209,6 +229,11 @@ def check_limit(limit: object) -> int:
     if not isinstance(limit, int) or limit < 1:
         raise ConfigError(f"limit={written(limit)} must be a whole number above 0")
     return min(limit, MAX_LIMIT)
+
+
+def default_name(pid: int) -> str:
+    """Return what a node of that process is called if nobody says."""
+    return f"{socket.gethostname()}-{pid}"
 
 
 def _named(what: str, given: str | None, default: str) -> str:
@@ -313,7 +338,8 @@ def _number(what: str, value: object) -> float:
     return number
 
 
-def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> str:
+def one_of(what: str, value: str, allowed: tuple[str, ...]) -> str:
+    """Return one of the words that are allowed, or say which are."""
     if value not in allowed:
         raise ConfigError(f"{what}={written(value)} must be one of {', '.join(map(repr, allowed))}")
     return value

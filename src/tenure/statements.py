@@ -205,12 +205,49 @@ FENCE_GUARD = """
 FENCE_BY_SHARE = "select 1 from {roles} r where " + FENCE_GUARD + "{for_share}"
 """Locks the role's row, and no other, against a successor."""
 
+FENCE_BY_LOOK = "select 1 from {roles} r where " + FENCE_GUARD
+"""Locks nothing: for a transaction that is never committed."""
+
 FENCE_BY_UPDATE = (
     """
 update {roles} as r set token = r.token where """
     + FENCE_GUARD
 )
 """Changes nothing and takes the write lock: where a SELECT opens no transaction, this does."""
+
+# Runs of jobs ------------------------------------------------------------------------------------------------
+
+ADD_JOB = """
+insert into {jobs} (namespace, role, job, token) values (:namespace, :role, :job, :token) {or_lock}
+"""
+
+CLAIM = """
+update {jobs} set claimed_us = :us, token = :token
+where namespace = :namespace and role = :role and job = :job and (claimed_us is null or claimed_us < :us)
+"""
+
+FINISH = """
+update {jobs} set done_us = :us, token = :token
+where namespace = :namespace and role = :role and job = :job and (done_us is null or done_us < :us)
+"""
+
+SET_ANCHOR = """
+update {jobs} set anchor_us = :us, token = :token
+where namespace = :namespace and role = :role and job = :job and anchor_us is null
+"""
+
+ANCHOR = """
+select anchor_us from {jobs} where namespace = :namespace and role = :role and job = :job {for_share}
+"""
+
+FORGET_JOB = """
+delete from {jobs} where namespace = :namespace and role = :role and job = :job
+"""
+
+JOBS = """
+select job, anchor_us, claimed_us, done_us, token from {jobs}
+where namespace = :namespace and role = :role order by job
+"""
 
 # What people ask ---------------------------------------------------------------------------------------------
 
@@ -325,6 +362,7 @@ update {namespaces} set max_ttl_ms = :max_ttl_ms where name = :namespace
 """
 
 FORGET = (
+    "delete from {jobs} where namespace = :namespace",
     "delete from {candidates} where namespace = :namespace",
     "delete from {terms} where namespace = :namespace",
     "delete from {roles} where namespace = :namespace",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from tenure.clock import now
 from tenure.engine import Lease
 from tenure.errors import ConfigError, Fenced, LeadershipLost, NodeClosed, NotLeader
 from tenure.settings import check_bound, check_timeout
+from tenure.values import JobRecord
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,6 +25,13 @@ NOT_FENCEABLE = (
     "mode='lock' has no fencing token, so nothing can be fenced: a paused leader's late write is not refused. Use "
     "mode='hybrid', which needs tables"
 )
+
+
+def _claims() -> Any:
+    """Load what few programs need: the runs of jobs."""
+    from tenure import claims  # noqa: PLC0415
+
+    return claims
 
 
 class BaseTerm:
@@ -122,7 +131,7 @@ class BaseTerm:
         bound_s = self._bound(bound)
         with self._election.backend.transaction() as connection:
             connections.fence(connection, self, bound_s)
-            yield Transaction(connection)
+            yield Transaction(connection, self, bound_s)
 
 
 class Term(BaseTerm):
@@ -148,7 +157,9 @@ class Term(BaseTerm):
 
     def wait_lost(self, timeout: float | None = None) -> bool:
         """Wait until the term is over; False if ``timeout`` seconds pass first."""
-        return self._election.wait_for(lambda: self._reason is not None, check_timeout(timeout))
+        self._election.wait_for(lambda: self._reason is not None, check_timeout(timeout))
+        self._election.settle()  # who was paused may be here before the keeper has said so
+        return self._reason is not None
 
     def fence(self, connection: Any, *, bound: float | None = None) -> None:
         """Check inside the transaction of ``connection`` that this term is the latest, and keep it so until it ends.
@@ -158,6 +169,23 @@ class Term(BaseTerm):
         (the TTL by default), so that a paused leader holds up its successor no longer.
         """
         connections.fence(connection, self, self._bound(bound))
+
+    def claim(self, connection: Any, job: str, due: datetime, *, bound: float | None = None) -> bool:
+        """Fence the transaction of ``connection``, and claim in it the run of ``job`` that is due at ``due``.
+
+        True if neither that run nor a later one was claimed before, by whichever term of the role. The claim stands
+        when the transaction commits, and what is written beside it happens as often as the claim: at most once. Raises
+        Fenced as :meth:`fence` does.
+        """
+        return bool(_claims().perform(connection, self, self._bound(bound), _claims().claim(self, job, due)))
+
+    def finish(self, connection: Any, job: str, due: datetime, *, bound: float | None = None) -> bool:
+        """Fence the transaction of ``connection``, and mark in it the run of ``job`` that was due at ``due`` as done.
+
+        True if neither that run nor a later one was marked before. What a run that may be repeated writes beside
+        this happens once, if it is left out (rolled back) where this says False.
+        """
+        return bool(_claims().perform(connection, self, self._bound(bound), _claims().finish(self, job, due)))
 
     def transaction(self, *, bound: float | None = None) -> contextlib.AbstractContextManager[Transaction]:
         """Open a fenced transaction on a connection of its own; it commits only if this term is still the latest."""
@@ -184,15 +212,46 @@ class Term(BaseTerm):
 class Transaction:
     """A fenced transaction: run statements on it, nothing else. It commits when its block is left."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, term: BaseTerm, bound_s: float) -> None:
         """Wrap the driver's connection."""
         self._connection = connection
+        self._term = term
+        self._bound_s = bound_s
 
     def execute(self, sql: str, parameters: Any = ()) -> Any:
         """Run a statement and return the cursor; parameters are in the driver's style (sqlite3 ``?``, else ``%s``)."""
+        self._check_open()
+        return connections.execute(self._connection, sql, parameters)
+
+    def claim(self, job: str, due: datetime) -> bool:
+        """Claim the run of ``job`` that is due at ``due``; see :meth:`Term.claim`."""
+        return bool(self._ask(_claims().claim(self._term, job, due)))
+
+    def finish(self, job: str, due: datetime) -> bool:
+        """Mark the run of ``job`` that was due at ``due`` as done; see :meth:`Term.finish`."""
+        return bool(self._ask(_claims().finish(self._term, job, due)))
+
+    def anchor(self, job: str, at: datetime) -> datetime:
+        """Set the moment from which the interval of ``job`` is counted, if it has none; return the one that stands."""
+        anchor: datetime = self._ask(_claims().anchor(self._term, job, at))
+        return anchor
+
+    def jobs(self) -> list[JobRecord]:
+        """Return the jobs of the role, by name, as this transaction sees them."""
+        records: list[JobRecord] = self._ask(_claims().jobs(self._term))
+        return records
+
+    def forget(self, job: str) -> bool:
+        """Forget everything about ``job``, its claims included; False if there was nothing. For jobs that are gone."""
+        return bool(self._ask(_claims().forget(self._term, job)))
+
+    def _ask(self, ask: Any) -> Any:
+        self._check_open()
+        return _claims().perform(self._connection, self._term, self._bound_s, ask)
+
+    def _check_open(self) -> None:
         if not connections.in_transaction(self._connection):
             raise ConfigError("this fenced transaction was ended by a statement of its own: leave that to its block")
-        return connections.execute(self._connection, sql, parameters)
 
     def cut(self) -> None:
         """Make a statement that is under way in another thread fail, within a second."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any, Protocol
 
 from tenure import statements
 from tenure.errors import ConfigError, StoreUnavailable
 from tenure.session import Session, Step
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class Tables(Protocol):
@@ -67,6 +69,21 @@ class TermRecord:
     began: datetime
     ended: datetime | None
     reason: str | None
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """What is known of the runs of a job."""
+
+    job: str
+    anchor: datetime | None
+    """The moment from which its interval is counted, if one was set."""
+    claimed: datetime | None
+    """When the latest run that was claimed was due."""
+    done: datetime | None
+    """When the latest run that was marked as done was due."""
+    token: int
+    """The term that changed this last."""
 
 
 @contextlib.contextmanager
@@ -139,6 +156,24 @@ def _metadata(text: str) -> dict[str, Any]:
     return metadata if isinstance(metadata, dict) else {}
 
 
+@legible()
+def jobs(tables: Tables, role: str) -> list[JobRecord]:
+    """Return the jobs of ``role``, by name."""
+    return job_records(_read(tables, statements.JOBS, role=role))
+
+
+def job_records(rows: Iterable[tuple[Any, ...]]) -> list[JobRecord]:
+    """Return what rows of the table of jobs say."""
+    return [
+        JobRecord(job, _moment(anchor), _moment(claimed), _moment(done), token)
+        for job, anchor, claimed, done, token in rows
+    ]
+
+
+def _moment(us: int | None) -> datetime | None:
+    return None if us is None else moment(us)
+
+
 def _read(tables: Tables, text: str, **parameters: object) -> Any:
     step = Step(text, {"namespace": tables.namespace, **parameters})
     return tables.session.read(step)[0].rows
@@ -148,6 +183,11 @@ def time_of(value: datetime | str) -> datetime:
     """Return a time as the database gave it, with its zone; MariaDB's have none, and are in UTC."""
     time = value if isinstance(value, datetime) else datetime.fromisoformat(value.replace("Z", "+00:00"))
     return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
+
+
+def moment(us: int) -> datetime:
+    """Return the moment that a number of microseconds since 1970 stands for, in UTC."""
+    return EPOCH + timedelta(microseconds=us)
 
 
 def seconds_between(earlier: datetime | str, later: datetime | str) -> float:

@@ -79,15 +79,20 @@ def status(url: str | None, namespace: str | None, schema: str, *, json_: bool) 
     tenure status --url postgresql://localhost/app --json
     """
     with Registry(url, namespace=namespace, schema=schema) as registry:
-        overview = Overview.of(registry)
-        if json_:
-            print_json(overview)
-        elif not overview.roles and not overview.members:
-            click.echo(_nothing(registry, "roles and no members"), err=True)
-        else:
-            show(overview.roles, ROLE_COLUMNS)
-            click.echo()
-            show(overview.members, MEMBER_COLUMNS)
+        print_status(registry, json_=json_)
+
+
+def print_status(registry: Registry, *, json_: bool) -> None:
+    """Print every role and who leads it, and every living member."""
+    overview = Overview.of(registry)
+    if json_:
+        print_json(overview)
+    elif not overview.roles and not overview.members:
+        click.echo(_nothing(registry, "roles and no members"), err=True)
+    else:
+        show(overview.roles, ROLE_COLUMNS)
+        click.echo()
+        show(overview.members, MEMBER_COLUMNS)
 
 
 @click.command()

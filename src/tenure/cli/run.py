@@ -104,7 +104,8 @@ def run(
     for option, given in (("--no-wait", no_wait), ("--hold", hold is not None)):
         if restart and given:
             raise click.UsageError(f"--restart goes on for ever, and {option} is for a single run: give one of them")
-    mission = Mission(role, command, restart, no_wait, wait_timeout, hold or 0.0, grace, verbose)
+    url = _absolute(settings["url"])
+    mission = Mission(role, command, restart, no_wait, wait_timeout, hold or 0.0, grace, verbose, url)
     sys.exit(Runner(mission, settings).run())
 
 
@@ -153,6 +154,8 @@ class Mission:
     hold: float
     grace: float
     verbose: bool
+    url: str | None = None
+    """What the command finds in TENURE_URL; what this process finds there, if it is None."""
 
 
 class GuardProcess:
@@ -213,8 +216,9 @@ class Command:
         self.lost = False
         """Whether it was ended for want of leadership."""
 
-    def start(self, url: str | None) -> None:
+    def start(self) -> None:
         """Have the guard start it."""
+        url = self._mission.url
         environment = {
             "TENURE_ROLE": self._term.role,
             "TENURE_TOKEN": str(self._term.token),
@@ -411,7 +415,7 @@ class Runner:
         command = Command(self._mission, node, term, self._guard)
         election.work(goes_on=True)
         try:
-            command.start(_absolute(self._settings["url"]))
+            command.start()
             guard.adopt_orphans()  # of the guard, should somebody kill it
             self._command = command
             command.follow()

@@ -1,0 +1,368 @@
+"""Celery's beat, as many of them as you like, of which one beats.
+
+    celery -A app beat -S tenure.integrations.celery:LeaderScheduler
+
+Every beat stands for a role. The one that leads sends what is due; the others send nothing and wait. What was sent last
+is not in a file beside each beat but in the database, so whoever leads next goes on where the last one stopped:
+
+* A run is named by the moment at which it is due. Before its message is sent, that run is claimed under the fence, in a
+  transaction of its own: no run is claimed twice, and none by a beat whose term is over. So a message is sent at most
+  once; a beat that dies between the two, or whose broker refuses the message, leaves that run out.
+* The next run is counted from the one that was claimed last, not from the moment of the election: intervals keep their
+  phase. What was missed while nobody led is sent once, as of the latest time at which it was due, as Celery does.
+* An entry that was never sent is counted from the moment at which a leader first saw it.
+
+A beat whose database is away sends nothing: nobody could know whether another has sent it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta, timezone, tzinfo
+from typing import Any
+
+from tenure.election import Election
+from tenure.errors import ConfigError, NotLeader, StoreUnavailable, TenureError, WaitTimeout
+from tenure.integrations import extra, job_name
+from tenure.node import Node
+from tenure.term import Term
+from tenure.values import JobRecord
+
+with extra("celery"):
+    from celery import schedules
+    from celery.beat import PersistentScheduler
+    from celery.utils.time import maybe_make_aware
+
+__all__ = ["LeaderScheduler", "LeadingMixin"]
+
+log = logging.getLogger("tenure.services")
+
+DEFAULT_ROLE = "beat"
+SETTINGS = ("url", "direct_url", "password", "name", "namespace", "ttl", "takeover", "schema")
+"""What of a node's settings may be in Celery's configuration, each with ``tenure_`` before it; and ``tenure_role``."""
+WAIT_S = 1.0
+"""How long a tick of a beat that does not lead waits for its election."""
+RETRY_S = 1.0
+HAND_OVER_S = 5.0
+KEPT = timedelta(days=7)
+"""How long the runs of an entry that is not in the schedule any more are remembered."""
+AHEAD = timedelta(seconds=5)
+"""A last run so far in the future is worth a warning: the clocks of two beats differ."""
+
+
+class LeadingMixin:
+    """Makes a scheduler class of Celery's send only while this beat leads: name it before that class.
+
+    ``class MyScheduler(LeadingMixin, TheirScheduler)`` finds the entries as theirs does; when each was last sent, it
+    knows from the database.
+    """
+
+    app: Any
+    schedule: Any
+    _node: Node | None = None
+    _election: Election | None = None
+    _term: Term | None = None
+    _role = DEFAULT_ROLE
+    _closer: threading.Thread | None = None
+    _said: str | None = None
+
+    def setup_schedule(self) -> None:
+        """Check the settings, and make the node; it is started with the first tick."""
+        self._role = self.app.conf.get("tenure_role") or DEFAULT_ROLE
+        self._node = Node(**self.node_settings(), start="wait")
+        self._last: dict[str, datetime] = {}
+        """When the last run of each entry was due that somebody has claimed, or where its first interval began."""
+        self._due: dict[str, datetime] = {}
+        """The runs that this tick has found to be due."""
+        super().setup_schedule()  # type: ignore[misc]
+
+    def node_settings(self) -> dict[str, Any]:
+        """Return the settings of the node that Celery's configuration has; the environment has the rest."""
+        conf = self.app.conf
+        known = {f"tenure_{name}" for name in (*SETTINGS, "role")}
+        unknown = sorted(name for name in conf if name.startswith("tenure_") and name not in known)
+        if unknown:
+            raise ConfigError(f"unknown settings {', '.join(unknown)}: there are {', '.join(sorted(known))}")
+        return {name: conf.get(f"tenure_{name}") for name in SETTINGS if conf.get(f"tenure_{name}") is not None}
+
+    # The beat ----------------------------------------------------------------------------------------------------
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        """Send what is due if this beat leads; return the seconds until the next look."""
+        if self._election is None:
+            assert self._node is not None
+            self._election = self._node.start().election(self._role)
+        try:
+            term = self._election.wait(WAIT_S)
+        except WaitTimeout:
+            self._stand_by(self._election)
+            return 0.0
+        try:
+            if term is not self._term:
+                self._take_over(term)
+            delay: float = super().tick(*args, **kwargs)  # type: ignore[misc]
+        except NotLeader:
+            self._begin_anew()
+            return 0.0
+        except StoreUnavailable as error:
+            return self._wait_for_database(error)
+        self._say("Acquired leadership, starting beat")
+        return delay
+
+    def _stand_by(self, election: Election) -> None:
+        self._lost()
+        in_doubt = self._term is not None  # the database restarts, and the term may go on
+        if in_doubt or (self._said or "").startswith("Not leader"):
+            return
+        with contextlib.suppress(TenureError):
+            leader = election.leader()
+            self._say(f"Not leader, beat not started: {leader.name if leader else 'nobody'} leads")
+
+    def _lost(self) -> None:
+        """Take leave of a term that is over."""
+        reason = None if self._term is None else self._term.lost_reason
+        if reason is not None:
+            self._say(f"Lost leadership ({reason}), stopping beat", reason=reason)
+            self._term = None
+
+    def _wait_for_database(self, error: Exception) -> float:
+        self._begin_anew()
+        self._say(f"Beat waits for its database: {error}", logging.WARNING, reason=str(error))
+        return RETRY_S
+
+    def _take_over(self, term: Term) -> None:
+        """Begin a term: forget what this beat knew of a time before it."""
+        self._lost()
+        self._begin_anew()
+        self._term = term
+        self._last.clear()
+
+    def _begin_anew(self) -> None:
+        """Have the next tick look at all entries: one that was taken off the heap may not have been put back."""
+        self._heap = None
+        self._due.clear()
+
+    # When an entry is due ------------------------------------------------------------------------------------------
+
+    def populate_heap(self, *args: Any, **kwargs: Any) -> None:
+        """Let every entry know when it was last sent, by whomever."""
+        entries: Mapping[str, Any] = self.schedule
+        new = [entry for name, entry in entries.items() if name not in self._last]
+        if new:
+            self._learn(new, entries)
+        for name, entry in entries.items():
+            self._remind(entry, self._last[name])
+        super().populate_heap(*args, **kwargs)  # type: ignore[misc]
+
+    def _learn(self, new: list[Any], entries: Mapping[str, Any]) -> None:
+        """Read when the new entries were last sent; begin to count for those that never were."""
+        assert self._election is not None
+        assert self._term is not None
+        with _database():
+            records = {record.job: record for record in self._election.jobs()}
+        jobs = {job_name(name) for name in entries}
+        gone = [job for job, record in records.items() if job not in jobs and _is_old(record)]
+        unseen = [entry for entry in new if _last_of(records.get(job_name(entry.name))) is None]
+        anchors: dict[str, datetime] = {}
+        if gone or unseen:
+            with _database(), self._term.transaction() as transaction:
+                for job in gone:
+                    transaction.forget(job)
+                for entry in unseen:
+                    anchors[entry.name] = transaction.anchor(job_name(entry.name), self.first_seen(entry))
+        self._last.update(anchors)
+        for entry in new:
+            record = records.get(job_name(entry.name))
+            last = _last_of(record)
+            if record is not None and last is not None:
+                self.resume(entry, record)
+                self._last[entry.name] = last
+                ahead = last - _now()
+                if ahead > AHEAD:
+                    self._log(
+                        f"the last run of {entry.name} is {ahead} ahead of this host's clock, and nothing is sent "
+                        "before that: compare the clocks of the beats",
+                        logging.WARNING,
+                    )
+
+    def first_seen(self, entry: Any) -> datetime:  # noqa: ARG002
+        """Return from when on an entry is counted that was never sent."""
+        return _now()
+
+    def resume(self, entry: Any, record: JobRecord) -> None:
+        """Take in what is known of the runs of an entry; for schedulers that know more of it than its last run."""
+
+    @staticmethod
+    def _remind(entry: Any, last: datetime) -> None:
+        entry.last_run_at = last.astimezone(_zone_of(entry.schedule))
+
+    def is_due(self, entry: Any) -> Any:
+        """Tell whether an entry is due, and when next; and note which run it is."""
+        last = self._last[entry.name]
+        self._remind(entry, last)
+        state = super().is_due(entry)  # type: ignore[misc]
+        if not state[0]:
+            return state
+        at = _now()
+        due = self._due[entry.name] = latest_due(entry.schedule, last, at)
+        wait_s = (next_due(entry.schedule, due, at) - at).total_seconds()
+        return schedules.schedstate(is_due=True, next=wait_s if wait_s > 0 else state[1])
+
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        """Claim the run, and send it if nobody has claimed it before."""
+        term, due = self._term, self._due.pop(entry.name)
+        assert term is not None
+        with _database(), term.transaction() as transaction:
+            claimed = transaction.claim(job_name(entry.name), due)
+        self._last[entry.name] = due
+        if not claimed:
+            self._log(f"the run of {entry.name} that was due at {due} was claimed before: not sent")
+            return
+        if not term.valid:  # stopped since: what is late by who knows how much is better left out
+            self._log(f"the run of {entry.name} that was due at {due} is left out: the term is over", logging.WARNING)
+            return
+        options = entry.options
+        headers = {**(options.get("headers") or {}), "tenure_due": due.isoformat(), "tenure_token": term.token}
+        entry.options = {**options, "headers": headers}
+        try:
+            super().apply_entry(entry, producer=producer)  # type: ignore[misc]
+        finally:
+            entry.options = options
+
+    # The end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Hand over. May be called twice: from the handler of a signal, and at the end."""
+        try:
+            super().close()  # type: ignore[misc]
+        finally:
+            if self._node is not None:
+                # Not here: the handler may have come in the midst of anything, with locks that closing needs. The
+                # process does not end before this thread has.
+                if self._closer is None:
+                    self._closer = threading.Thread(target=self._node.close, name="tenure-close")
+                    self._closer.start()
+                self._closer.join(HAND_OVER_S)
+
+    @property
+    def info(self) -> str:
+        """What the banner shows."""
+        return f"    . role -> {self.app.conf.get('tenure_role') or DEFAULT_ROLE} (one beat at a time sends)"
+
+    def _say(self, text: str, level: int = logging.INFO, reason: str | None = None) -> None:
+        """Log it, if it is something else than last time."""
+        if text != self._said:
+            self._said = text
+            self._log(text, level, reason)
+
+    def _log(self, text: str, level: int = logging.INFO, reason: str | None = None) -> None:
+        assert self._node is not None
+        fields = {
+            "tenure_node": self._node.name,
+            "tenure_namespace": self._node.namespace,
+            "tenure_role": self._role,
+            "tenure_service": "beat",
+            "tenure_token": None if self._term is None else self._term.token,
+            "tenure_reason": reason,
+        }
+        log.log(level, "%s: %s", self._node.name, text, extra=fields)
+
+
+class LeaderScheduler(LeadingMixin, PersistentScheduler):  # type: ignore[misc]
+    """The entries of ``beat_schedule``, sent by one beat at a time; what was sent last is kept in the database.
+
+    There is no schedule file: ``--schedule`` says nothing here.
+    """
+
+    def _open_schedule(self) -> Any:
+        return _Memory()
+
+
+class _Memory(dict[str, Any]):
+    """A shelf that lives as long as the beat: several beats in one directory would fight for a file."""
+
+    def sync(self) -> None:
+        """Write nothing."""
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+# --- due times ------------------------------------------------------------------------------------------------
+
+
+def next_due(schedule: Any, after: datetime, now: datetime) -> datetime:
+    """Return when a schedule of Celery's is due for the first time after ``after``."""
+    zone, kept = _zone_of(schedule), schedule.nowfun
+    schedule.nowfun = lambda: now.astimezone(zone)  # the answer must not depend on how long the question takes
+    try:
+        due: datetime = now + schedule.remaining_estimate(after.astimezone(zone))
+    except NotImplementedError:  # a schedule of somebody's own that answers is_due() and no more
+        return now
+    finally:
+        schedule.nowfun = kept
+    if isinstance(schedule, (schedules.crontab, schedules.schedule)) or not due.microsecond:
+        return due
+    return due.replace(microsecond=0) + timedelta(seconds=1)  # the sun's times depend a little on where one starts
+
+
+def latest_due(schedule: Any, last: datetime, now: datetime) -> datetime:
+    """Return the latest moment up to ``now`` at which a schedule was due, or its next if it was not since ``last``.
+
+    Whatever was missed before that is not made up for.
+    """
+    if isinstance(schedule, schedules.schedule):
+        if schedule.run_every <= timedelta(0):
+            return now
+        missed = max(0, (now - last) // schedule.run_every - 1)
+        due = next_due(schedule, last + missed * schedule.run_every, now)
+        while due < (following := next_due(schedule, due, now)) <= now:  # times that are rounded may be one more
+            due = following
+        return due
+    due = next_due(schedule, last, now)
+    if due > now or next_due(schedule, due, now) > now:
+        return due
+    early, late = due, now
+    while late - early > timedelta(milliseconds=1):
+        middle = early + (late - early) / 2
+        if next_due(schedule, middle, now) <= now:
+            early = middle
+        else:
+            late = middle
+    return next_due(schedule, early, now)
+
+
+def _zone_of(schedule: Any) -> tzinfo | None:
+    """Return the time zone by whose days and hours a schedule counts."""
+    zone: tzinfo | None = maybe_make_aware(schedule.now()).tzinfo
+    return zone
+
+
+# --- insides --------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _database() -> Iterator[None]:
+    """Give whatever a driver calls a database that is away the name that everybody knows."""
+    try:
+        yield
+    except TenureError:
+        raise
+    except Exception as error:
+        raise StoreUnavailable(f"{type(error).__name__}: {error}") from error
+
+
+def _last_of(record: JobRecord | None) -> datetime | None:
+    return None if record is None else record.claimed or record.anchor
+
+
+def _is_old(record: JobRecord) -> bool:
+    last = _last_of(record)
+    return last is None or last < _now() - KEPT
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

@@ -1,0 +1,38 @@
+"""The settings. The database is TENURE_URL, so that the tests can choose."""
+
+import os
+from urllib.parse import unquote, urlsplit
+
+HERE = "tests.frameworks.django_project"
+URL = urlsplit(os.environ["TENURE_URL"])
+ENGINES = {"postgresql": "postgresql", "mysql": "mysql", "sqlite": "sqlite3"}
+
+if URL.scheme == "mysql":
+    import pymysql
+
+    pymysql.install_as_MySQLdb()
+
+DATABASES = {
+    "default": {
+        "ENGINE": f"django.db.backends.{ENGINES[URL.scheme]}",
+        "NAME": URL.path[1:],
+        "USER": unquote(URL.username or ""),
+        "PASSWORD": unquote(URL.password or ""),
+        "HOST": URL.hostname or "",
+        "PORT": URL.port or "",
+        "TEST": {"NAME": f"{URL.path[1:]}.test" if URL.scheme == "sqlite" else None},
+    }
+}
+INSTALLED_APPS = ["tenure.integrations.django", f"{HERE}.ledger"]
+ROOT_URLCONF = f"{HERE}.urls"
+WSGI_APPLICATION = f"{HERE}.wsgi.application"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+USE_TZ = True
+DEBUG = True
+SECRET_KEY = "not one"
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"stderr": {"class": "logging.StreamHandler"}},
+    "loggers": {"tenure": {"handlers": ["stderr"], "level": "INFO"}},
+}

@@ -1,0 +1,65 @@
+"""The examples, started as their users would start them. Those of a framework are run beside its other tests, too."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from contextlib import ExitStack
+
+import pytest
+
+from tests.desk import until
+from tests.frameworks.cluster import PATIENCE_S, ROOT, Process
+from tests.frameworks.web import Server, free_port, uvicorn
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_is_short(path):
+    assert len(path.read_text().splitlines()) <= 40
+
+
+@pytest.mark.parametrize("name", ["plain_asyncio", "plain_threads"])
+def test_one_of_three_schedules_and_all_answer(name, postgres_url, tmp_path):
+    with ExitStack() as stack:
+        processes = []
+        for number in range(3):
+            told = {"TENURE_URL": postgres_url, "TENURE_NAME": f"replica-{number}"}
+            process = Process(f"replica-{number}", [sys.executable, f"examples/{name}.py"], told, tmp_path)
+            stack.callback(process.close)
+            processes.append(process)
+        until(lambda: all("answering" in process.output() for process in processes), "all to answer", PATIENCE_S)
+        [leader] = until(lambda: [one for one in processes if "token 1" in one.output()], "one to lead", PATIENCE_S)
+        leader.process.send_signal(signal.SIGTERM)
+        assert leader.wait() == 0, leader.output()
+        others = [one for one in processes if one is not leader]
+        [after] = until(lambda: [one for one in others if "token 2" in one.output()], "another to lead", PATIENCE_S)
+        for process in others:
+            process.process.send_signal(signal.SIGINT)
+        assert [process.wait() for process in others] == [0, 0]
+        said = "".join(process.output() for process in processes)
+        assert "Traceback" not in said
+        under = {token: who for who, token in re.findall(r"(\S+): scheduled, under token (\d+)", said)}
+        assert (under["1"], under["2"]) == (leader.name, after.name)
+
+
+def answered_by(server):
+    """How many workers take part."""
+    return len({server.ask("/").json()["answered by"] for _ in range(20)})
+
+
+def test_fastapi_serves_on_four_workers_and_schedules_on_one(postgres_url, tmp_path):
+    port = free_port()
+    command = uvicorn("examples.fastapi_app:app", port, "--workers", "4")
+    with Server("example", port, command, {"TENURE_URL": postgres_url}, tmp_path) as server:
+        server.wait_for("/tenure/readyz")
+        until(lambda: "scheduled" in server.running.output(), "a leader", PATIENCE_S)
+        until(lambda: answered_by(server) > 1, "several workers to answer", PATIENCE_S)
+        leads = {server.wait_for("/tenure/leader").json()["node"] for _ in range(3)}
+        assert len(leads) == 1
+        assert server.ask("/schedules", "POST").status_code in (200, 503)
+        said = re.findall(r"(\S+): scheduled, under token (\d+)", server.running.output())
+        assert set(said) == {(next(iter(leads)), "1")}
+        assert server.end() in (0, -signal.SIGTERM)
