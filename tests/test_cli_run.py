@@ -521,7 +521,9 @@ print("code", os.waitstatus_to_exitcode(status), flush=True)
         os.close(self.terminal)
 
 
-TRAPPED = "trap 'echo trapped; exit 5' INT; echo ready; while :; do sleep 0.01; done"
+# One child, before anybody stops it: a shell in vfork() whose child is stopped before it executes anything hangs, as it
+# does without `tenure run`.
+TRAPPED = "trap 'echo trapped; exit 5' INT; sleep 1000 & echo ready; while :; do wait; done"
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
