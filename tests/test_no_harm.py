@@ -238,17 +238,17 @@ def test_start_that_fails_leaves_nothing(postgres_server):
 
 def test_wait_that_the_server_forgets_to_end_is_ended_by_the_node(postgres_server, postgres_url, monkeypatch):
     """As when its clock is stepped: the time-outs do not come, and a waiting backend does not see its client go."""
-    wait_for, hung = AdvisorySentinel.wait_for, []
+    survey, hung = AdvisorySentinel.survey, []
 
-    def wait_for_ever(sentinel, lock, seconds):
-        if not hung:
+    def wait_for_ever(sentinel, wait_for, seconds, *steps):
+        if wait_for is not None and not hung:
             hung.append(sentinel._session.pid)
             sentinel._wait_ms = max(1, round(seconds * 1000))
             for setting in ("lock_timeout", "statement_timeout"):
                 sentinel._session.read(store.Step(f"select set_config('{setting}', '0', false)", {}))
-        wait_for(sentinel, lock, seconds)
+        return survey(sentinel, wait_for, seconds, *steps)
 
-    monkeypatch.setattr(AdvisorySentinel, "wait_for", wait_for_ever)
+    monkeypatch.setattr(AdvisorySentinel, "survey", wait_for_ever)
     with cluster(postgres_url, ["r"], nodes=2, ttl=2):
         until(lambda: hung, "a wait without end")
         until(lambda: hung[0] not in [one.pid for one in postgres_server.backends()], "the wait is ended")

@@ -24,7 +24,8 @@ from typing import NamedTuple
 from tenure import clock, timing
 from tenure.dialects import listed
 from tenure.postgres import PostgresSession
-from tenure.session import Failed, Session, Step
+from tenure.session import Failed, Result, Session, Step
+from tenure.watch import Watch
 
 CLASS_ID = 0x54454E55
 """The first half of every key: "TENU". The second half is the member's random number."""
@@ -213,26 +214,49 @@ class AdvisorySentinel:
 
     def wait(self, key: int, seconds: float) -> None:
         """Wait until nobody holds the lock, for so long at most, and leave nothing held and nothing in the log."""
-        self.wait_for(f"{CLASS_ID}, {int(key)}", seconds)
-
-    def wait_for(self, lock: str, seconds: float) -> None:
-        """Wait for any advisory lock, named as the server's functions want it."""
-        wait_ms = max(1, round(seconds * 1000))
-        if wait_ms != self._wait_ms:
-            self._session.read(Step(_LOCK_TIMEOUT, {"value": f"{wait_ms}ms"}))
-            self._wait_ms = wait_ms
-        self._session.read(Step(_WAIT.format(lock=lock), {}))
+        self.survey(key, seconds)
 
     def standing(self, keys: Sequence[int]) -> set[int]:
-        """Return which of the locks are held, and learn on the way how long the next wait may be."""
-        rows = self._session.read(Step(_STANDING.format(class_id=CLASS_ID), {}))[0].rows
-        _, log_lock_waits, deadlock_timeout_s, log_min_duration_s = rows[0]
+        """Return which of the locks are held."""
+        return self.survey(None, 0)[1].intersection(keys)
+
+    def survey(self, wait_for: int | None, seconds: float, *steps: Step) -> tuple[Sequence[Result], set[int]]:
+        """Wait for a lock, then take some steps, then look which locks are held, and how long the next wait may be.
+
+        All in one round trip: a node at rest asks the server once for every slice, and after a death not three times.
+        What travels together is one transaction to the server, but every statement has a view of its own.
+        """
+        wait_ms = max(1, round(seconds * 1000))
+        waiting = []
+        if wait_for is not None:
+            if wait_ms != self._wait_ms:
+                waiting.append(Step(_LOCK_TIMEOUT, {"value": f"{wait_ms}ms"}))
+            waiting.append(Step(_WAIT.format(lock=self.lock(wait_for)), {}))
+        *results, standing = self._session.read(*waiting, *steps, Step(_STANDING.format(class_id=CLASS_ID), {}))
+        if wait_for is not None:
+            self._wait_ms = wait_ms  # not before: a transaction that failed takes the setting back
+        _, log_lock_waits, deadlock_timeout_s, log_min_duration_s = standing.rows[0]
         self.slice_s = timing.SLICE_S
         if log_lock_waits == "on":
             self.slice_s = min(self.slice_s, 0.8 * float(deadlock_timeout_s))
         if log_min_duration_s > 0:
             self.slice_s = min(self.slice_s, 0.8 * float(log_min_duration_s))
-        return {row[0] for row in rows}.intersection(keys)
+        return results[len(waiting) :], {row[0] for row in standing.rows}
+
+    def lock(self, key: int) -> str:
+        """Return a lock as the server's functions want it."""
+        return f"{CLASS_ID}, {int(key)}"
+
+
+class AdvisoryWatch(Watch):
+    """The watch lane's looks, each in one round trip."""
+
+    sentinel: AdvisorySentinel
+
+    def _survey(
+        self, wait_for: int | None, seconds: float, roster: Step, vacancy: Step
+    ) -> tuple[Sequence[Result], set[int]]:
+        return self.sentinel.survey(wait_for, seconds, roster, vacancy)
 
 
 class AdvisoryWatcher:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from tenure import schema, timing
-from tenure.advisory import AdvisorySentinel, AdvisoryWatcher, end_replaced
+from tenure.advisory import AdvisorySentinel, AdvisoryWatch, AdvisoryWatcher, end_replaced
 from tenure.asks import End, Opened, Verdict
 from tenure.connector import PostgresConnector
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
@@ -198,7 +198,8 @@ class PostgresBackend:
         if session.pooled:  # no knock counts: the pooler accepts connections whatever the server does
             return Watch(session, NoSentinel(self.stop), Bystander(), namespace, _never_open), session
         sentinel = AdvisorySentinel(session)
-        return Watch(session, sentinel, AdvisoryWatcher(session, sentinel), namespace, self._connector.knock), session
+        watcher = AdvisoryWatcher(session, sentinel)
+        return AdvisoryWatch(session, sentinel, watcher, namespace, self._connector.knock), session
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Any]:

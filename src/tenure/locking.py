@@ -160,9 +160,9 @@ class LockStore(Store):
 class LockSentinel(AdvisorySentinel):
     """Waits for a role's lock instead of a member's."""
 
-    def wait(self, key: int, seconds: float) -> None:
-        """Wait until nobody holds the lock."""
-        self.wait_for(f"cast({int(key)} as bigint)", seconds)
+    def lock(self, key: int) -> str:
+        """Return a lock as the server's functions want it."""
+        return f"cast({int(key)} as bigint)"
 
 
 class LockWatch(Watch):
@@ -175,10 +175,12 @@ class LockWatch(Watch):
         self._book = book
         self._server = lock_server(session)
 
-    def look(self, member_id: str) -> asks.Looked:
-        """See which locks are held by others, and which by nobody."""
-        self._waiter.standing(())  # learns how long a wait may be
-        held = holders(self.session)
+    def look(self, member_id: str, wait_for: int | None = None, seconds: float = 0.0) -> asks.Looked:
+        """Wait for a lock to be freed, so long at most; then see which are held by others, and which by nobody."""
+        if wait_for is not None:  # not in one round trip with the rest: what it was granted would show as held
+            self._waiter.wait(wait_for, seconds)
+        (locks,), _ = self._waiter.survey(None, 0, Step(_LOCKS, {}))
+        held = dict(locks.rows)
         keys = [(role, self._book[role]) for role in sorted(self._book.standing)]
         others = tuple(
             # Nobody's silence or death is judged here: the server knows who has a lock.

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tenure import asks, statements, timing
 from tenure.asks import Sighting
-from tenure.session import Sentinel, Session, Step
+from tenure.session import Result, Sentinel, Session, Step
 
 
 class Watcher(Protocol):
@@ -95,9 +95,7 @@ class Watch:
     def perform(self, ask: asks.WatchAsk) -> asks.WatchAnswer:
         """Do what is asked and return the answer; raise ``Gone`` or ``Failed``."""
         if isinstance(ask, asks.Look):
-            if ask.wait_for is not None:
-                self.sentinel.wait(ask.wait_for, ask.seconds)
-            return self.look(ask.member_id)
+            return self.look(ask.member_id, ask.wait_for, ask.seconds)
         if isinstance(ask, asks.Knock):
             return asks.Knocked(self.knock() == ask.server_start)
         if isinstance(ask, asks.Evict):
@@ -106,19 +104,28 @@ class Watch:
             self.watcher.unblock(self.namespace, self.control_pid, ask.bound_s)
         return asks.Done()
 
-    def look(self, member_id: str) -> asks.Looked:
-        """Read every member, and then which sentinels stand.
+    def look(self, member_id: str, wait_for: int | None = None, seconds: float = 0.0) -> asks.Looked:
+        """Wait for a sentinel to fall, so long at most; then read every member, and then which sentinels stand.
 
         In this order: a sentinel is taken before its row names it, so a row that was seen has a sentinel that
         stands, unless its owner is gone.
         """
         server = self.session.server()
         mine = {"namespace": self.namespace, "id": member_id}
-        roster, vacancy = self.session.read(Step(statements.ROSTER, mine), Step(statements.ANY_VACANCY, mine))
-        keys = [key for _, _, _, key, _, _ in roster.rows if key is not None]
-        standing = self.sentinel.standing(keys)
+        steps = Step(statements.ROSTER, mine), Step(statements.ANY_VACANCY, mine)
+        (roster, vacancy), standing = self._survey(wait_for, seconds, *steps)
         members = tuple(
             Sighting(id_, ttl_ms / 1000, renewals, key, epoch, start, key in standing)
             for id_, ttl_ms, renewals, key, epoch, start in roster.rows
         )
         return asks.Looked(server, members, bool(vacancy.rows), self.watcher.slice_s())
+
+    def _survey(
+        self, wait_for: int | None, seconds: float, roster: Step, vacancy: Step
+    ) -> tuple[Sequence[Result], set[int]]:
+        """Wait and read; return also which sentinels of the roster stand."""
+        if wait_for is not None:
+            self.sentinel.wait(wait_for, seconds)
+        results = self.session.read(roster, vacancy)
+        keys = [key for _, _, _, key, _, _ in results[0].rows if key is not None]
+        return results, self.sentinel.standing(keys)
