@@ -397,6 +397,8 @@ def tell_nodes(url: str) -> None:
         @fuzzed(30)
         @given(payload=PAYLOADS)
         @example(payload="vacant")
+        @example(payload="vacant x r")
+        @example(payload="vacant x nobody stands for this")
         @example(payload="changed x y")
         @example(payload="x" * 7999)
         def tell(payload):

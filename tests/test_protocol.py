@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tenure.asks import Held
+from tenure.asks import Acquired, Held
 from tenure.candidacy import Candidacy
 from tenure.events import Elected
 from tenure.protocol import TABLE, Phase
@@ -43,6 +43,24 @@ def test_standing_again_does_not_acquire_what_was_adopted_meanwhile():
     roles.stood(ask, now=2.0)
     assert not roles.wanted
     assert news == [Elected("r", 1)]
+
+
+def test_role_said_to_be_vacant_is_tried_for_unless_it_was_resigned_here_lately():
+    roles = Candidacy(10.0, [])
+    roles.stand("r")
+    roles.stand("mine")
+    roles.stood(roles.stand_ask("me"), now=0.0)
+    roles.acquired(roles.acquire_ask("me", "name", 0), Acquired({"mine": 1}), now=0.0, trusted=True)
+    assert not roles.wanted
+    for heard in ("r", "mine", "a role that nobody stands for"):
+        assert roles.hear_vacant(heard, now=1.0)
+    assert roles.wanted == {"r"}
+    roles.resign("mine", now=1.0)
+    roles.vacated(roles.vacate_ask("me"), now=1.0, done=True)
+    assert not roles.hear_vacant("mine", now=10.9)
+    assert roles.wanted == {"r"}
+    assert roles.hear_vacant("mine", now=11.1)
+    assert roles.wanted == {"r", "mine"}
 
 
 if __name__ == "__main__":

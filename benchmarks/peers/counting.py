@@ -53,6 +53,8 @@ class CountingLine:
         self.connections += 1
 
     def _pass_on(self, source: socket.socket, target: socket.socket, from_client: bool) -> None:
+        if source.fileno() < 0:
+            return  # its other end was closed just now
         try:
             piece = source.recv(65536)
             if piece:

@@ -197,6 +197,14 @@ class Candidacy:
                 continue
             self.wanted.add(role)
 
+    def hear_vacant(self, role: str, now: float) -> bool:
+        """Go for a role said to be vacant; False if that takes a look first, as it was resigned here lately."""
+        if role in self.standing_back(now):
+            return False
+        if role in self.standing.difference(self.holding, self._vacating, self.unregistered):
+            self.wanted.add(role)
+        return True
+
     def _elect(self, role: str, token: int, now: float, *, trusted: bool) -> None:
         """Begin a term, if the lease behind it is still trusted and somebody here still wants it."""
         if role not in self.standing:

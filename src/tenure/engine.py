@@ -455,9 +455,9 @@ class Engine:
                 pass
         with self.lock:
             for note in notes:
-                kind, _, sender = note.partition(" ")
+                kind, sender, role = (*note.split(" ", 2), "", "")[:3]
                 if sender != self.protocol.member_id:
-                    self.protocol.notified(kind, clock.now())
+                    self.protocol.notified(kind, role, clock.now())
 
     def _drop_control(self) -> None:
         with self.lock:

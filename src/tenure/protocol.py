@@ -326,11 +326,14 @@ class Protocol:
             if was_live and self.phase is Phase.DOUBT:
                 self.news.extend(Suspended(role, token) for role, token in self.roles.holding.items())
 
-    def notified(self, kind: str, now: float) -> None:
-        """Take in a notification: some role is ``vacant``, ``changed`` hands, or was asked to be resigned."""
+    def notified(self, kind: str, role: str, now: float) -> None:
+        """Take in a notification: some role is ``vacant``, ``changed`` hands, or was asked to be resigned.
+
+        Where it names the vacant role, that is tried for at once; what was said wrongly, the database refuses.
+        """
         if kind == "changed":
             self._leaders_stale = True
-        else:
+        elif not role or not self.roles.hear_vacant(role, now):
             self._renew_at = min(self._renew_at, now)
 
     # The watch lane --------------------------------------------------------------------------------------------

@@ -80,9 +80,9 @@ class Store:
     def _step(self, text: str, **parameters: object) -> Step:
         return Step(text, {"namespace": self.namespace, **parameters})
 
-    def _telling(self, kind: str, member_id: str, where: str = "", **parameters: object) -> tuple[Step, ...]:
+    def _telling(self, kind: str, about: str, where: str = "", **parameters: object) -> tuple[Step, ...]:
         """Return the steps that tell the other nodes when the transaction commits (none where they have to look)."""
-        step = self.session.notify(self.namespace, f"{kind} {member_id}")
+        step = self.session.notify(self.namespace, f"{kind} {about}")
         if step is None:
             return ()
         condition = f" where exists ({where})" if where else ""
@@ -255,17 +255,20 @@ class Store:
         return asks.Acquired(dict(taken.rows), busy=tuple(sorted(busy)))
 
     def _vacate(self, ask: asks.Vacate) -> asks.Vacated:
-        """Mark first, so that no new fenced transaction begins; vacate when the open ones are through."""
+        """Vacate, unless fenced transactions are open: then mark the term, so that no new one begins, and try again."""
         term: dict[str, Any] = {"id": ask.member_id, "role": ask.role, "token": ask.token}
-        self.session.run(self._step(statements.MARK_RESIGNED, **term))
         with self.session.transaction() as run:
-            free, mine = run(
-                self._step(statements.LOCK_FREE, names=listed((ask.role,))), self._step(statements.MINE, **term)
+            _, free, mine = run(
+                self._step(statements.MARK_RESIGNED, **term),
+                self._step(statements.LOCK_FREE, names=listed((ask.role,))),
+                self._step(statements.MINE, **term),
             )
             if mine.rows and not free.rows:
                 return asks.Vacated(done=False)
             vacate = self._step(statements.VACATE, reserved_for=ask.reserved_for, **term)
-            run(vacate, *self._telling("vacant", ask.member_id))
+            # A role that is free to all is named: they try for it at once, and need not look first.
+            about = ask.member_id if ask.reserved_for else f"{ask.member_id} {ask.role}"
+            run(vacate, *self._telling("vacant", about))
         return asks.Vacated(done=True)
 
     # The namespace ---------------------------------------------------------------------------------------------

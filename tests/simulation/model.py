@@ -257,7 +257,7 @@ class ModelStore:
                 return asks.Vacated(done=False)
             role.holder, role.reserved_for = None, ask.reserved_for
             role.request_token = role.request_to = None
-        self.tell(f"vacant {ask.member_id}")
+        self.tell(f"vacant {ask.member_id}" if ask.reserved_for else f"vacant {ask.member_id} {ask.role}")
         return asks.Vacated(done=True)
 
     # The namespace

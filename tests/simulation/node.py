@@ -404,10 +404,10 @@ class SimNode:
             self._watch_lost(connection)
 
     def notification(self, connection: Connection, payload: str) -> None:
-        kind, _, sender = payload.partition(" ")
+        kind, sender, role = (*payload.split(" ", 2), "", "")[:3]
 
         def hear() -> None:
             if connection is self.control and sender != self.protocol.member_id:
-                self.protocol.notified(kind, self.now)
+                self.protocol.notified(kind, role, self.now)
 
         self._do("control", connection.life, hear)
