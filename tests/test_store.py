@@ -8,9 +8,8 @@ import threading
 import psycopg
 import pytest
 
-from tenure import asks, statements
+from tenure import asks
 from tenure.asks import Server, Verdict
-from tenure.dialects import listed
 from tenure.session import Failed, Gone, Step
 from tests.desk import Desk, connected, execute, until
 
@@ -107,19 +106,6 @@ def test_thousand_roles_are_taken_over_in_one_batch(store_url):
         assert other.end(desk.id)
         assert other.acquire(*roles) == dict.fromkeys(roles, 2)
         assert len(renew(other).held) == 1000
-
-
-@pytest.mark.parametrize("text", [statements.RECORD, statements.TAKEN, statements.REMOVE_CANDIDACIES])
-def test_list_of_roles_is_taken_apart_once_whatever_the_planner_expects(every_postgres_url, text):
-    """It expects that a new holder holds nothing; once for every role, ten thousand roles took 20 s."""
-    with Desk(every_postgres_url) as leads, Desk(every_postgres_url) as other:
-        roles = [f"role-{number}" for number in range(300)]
-        leads.stand(*roles)
-        leads.acquire(*roles)
-        execute(every_postgres_url, "analyze tenure.roles, tenure.candidates")
-        parameters = {"namespace": "default", "id": other.id, "name": "other", "names": listed(tuple(roles))}
-        (plan,) = other.session.read(Step(f"explain {text}", parameters))
-        assert "hashed SubPlan" in str(plan.rows)
 
 
 def test_own_role_is_acquired_anew_with_a_new_token(store_url):

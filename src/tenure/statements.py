@@ -125,18 +125,16 @@ where namespace = :namespace and name in {listed} and token <> 92233720368547758
   and (reserved_for is null or reserved_for = :id or name in {unreserved}
        or not exists (select 1 from {members} w where w.id = reserved_for and w.ended_at is null))
 """
-
 """The history has a say, in case that somebody has set a token back, or deleted a role, by hand."""
 
 TAKEN = """
-select name, token from {roles} where namespace = :namespace and holder = :id and (name in {listed}) is true
+select name, token from {roles} where namespace = :namespace and holder = :id and name in {listed}
 """
-"""``is true``: else PostgreSQL, which expects a new holder to have no role yet, takes the list apart for every role."""
 
 RECORD = """
 insert into {terms} (namespace, role, token, member_id, member_name, began_at)
 select namespace, name, token, :id, :name, {now} from {roles}
-where namespace = :namespace and holder = :id and (name in {listed}) is true
+where namespace = :namespace and holder = :id and name in {listed}
 """
 
 MARK_RESIGNED = """
@@ -170,7 +168,7 @@ select :namespace, value, :id from {from_listed} where true
 """
 
 REMOVE_CANDIDACIES = """
-delete from {candidates} where namespace = :namespace and member_id = :id and (role in {listed}) is true
+delete from {candidates} where namespace = :namespace and member_id = :id and role in {listed}
 """
 
 # The confirmed server ----------------------------------------------------------------------------------------

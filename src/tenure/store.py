@@ -99,8 +99,19 @@ class Store:
         if member.key is not None and not self.sentinel.hold(member.key):
             return asks.Joined(sentinel=False)
         self._key = member.key
-        self.session.run(self.entry(member, ask.server))
+        self.session.run(self.entry(member, ask.server), *self._rehearsal(member.id))
         return asks.Joined(sentinel=True)
+
+    def _rehearsal(self, member_id: str) -> tuple[Step, ...]:
+        """Return the steps of a takeover and of a hand-over, of nothing: PostgreSQL is quicker the second time."""
+        if self.session.dialect.name != "postgresql":
+            return ()
+        nobody: dict[str, Any] = {"id": "", "role": "", "token": 0, "reserved_for": None}
+        nobody |= {"renewals": 0, "epoch": 0, "server_start": ""}
+        nothing: dict[str, Any] = {"id": member_id, "name": "", "floor": 0, "unreserved": "[]", "names": listed(())}
+        takeover = (statements.LOCK_MEMBER, statements.LOCK_FREE, statements.TAKE, statements.RECORD, statements.TAKEN)
+        ends = (statements.END_DEAD, statements.MARK_RESIGNED, statements.MINE, statements.VACATE)
+        return (*(self._step(text, **nothing) for text in takeover), *(self._step(text, **nobody) for text in ends))
 
     def entry(self, member: asks.Member, server: asks.Server) -> Step:
         """Return the step that inserts a member's row."""

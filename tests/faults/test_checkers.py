@@ -156,6 +156,14 @@ def test_nemesis_that_fired_too_seldom_is_found():
     assert checkers.seldom_fired([struck(0, S, "kill")], ["kill"], 2)
 
 
+def test_nemesis_that_was_left_out_is_a_failure_in_ci(monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    assert checkers.left_out({"a pooler": "install pgbouncer"}) == []
+    monkeypatch.setenv("CI", "true")
+    assert checkers.left_out({"a pooler": "install pgbouncer"})
+    assert checkers.left_out({}) == []
+
+
 def test_every_kind_of_harm_is_found():
     assert checkers.harm_done(Harm(0.9, connections_at_end={"a": 2}, living=["a"], descriptors={"a": (20, 22)})) == []
     for harm in (

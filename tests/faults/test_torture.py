@@ -1,4 +1,4 @@
-"""The torture itself: it passes where nothing is broken in Tenure, and fails where something is."""
+"""The torture itself fails where something is broken in Tenure. (That it passes elsewhere, `make torture` shows.)"""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tests.cluster import ROOT
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 MUTATIONS = {
-    "nothing": ("timing.py", "", "", "torture: PASSED"),
     "the fence lets everything pass": (
         "connections.py", "\n    how(connection, claim, bound_s)\n", "\n", "- no stale write: "
     ),
@@ -25,13 +24,13 @@ MUTATIONS = {
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
-def test_torture_tells_a_broken_tenure_from_a_whole_one(tmp_path, mutation):
+def test_torture_of_a_broken_tenure_fails(tmp_path, mutation):
     name, text, replacement, said = MUTATIONS[mutation]
     source = tmp_path / "src"
     shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
     module = source / "tenure" / name
-    assert not text or module.read_text().count(text) == 1
-    module.write_text(module.read_text().replace(text, replacement) if text else module.read_text())
+    assert module.read_text().count(text) == 1
+    module.write_text(module.read_text().replace(text, replacement))
     what = ["--minutes", "0.5", "--database", "sqlite", "--takeover", "strict", "--only", "pause-long", "pause-holder"]
     run = subprocess.run(
         [sys.executable, "-m", "tests.faults", *what, "--seed", "1", "--out", str(tmp_path)],
@@ -39,5 +38,5 @@ def test_torture_tells_a_broken_tenure_from_a_whole_one(tmp_path, mutation):
     )  # fmt: skip
     print(run.stdout, run.stderr)
     assert said in run.stdout
-    assert run.returncode == (0 if "PASSED" in said else 1)
+    assert run.returncode == 1
     assert (tmp_path / "sqlite-strict" / "report.md").exists()

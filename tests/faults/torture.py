@@ -182,7 +182,7 @@ class Torture:
             "someone leads again": checkers.late_recoveries(recoveries),
             "no harm": checkers.harm_done(harm),
             "promotion of a replica": [text for one in promotions for text in one.violations],
-            "every nemesis fired": self.seldom(),
+            "every nemesis fired": self.seldom() + checkers.left_out(self.arena.missing),
             "the harness itself": self.problems,
         }
         return Result(
