@@ -20,7 +20,7 @@ export PYTHON FACADE VERSIONS
 unexport PYTHONDONTWRITEBYTECODE  # the tests start thousands of processes: let none of them compile everything anew
 
 # What the facades stand for: run over each of them.
-HEART := cut deploy election failover fence no_harm node partition pause restart start
+HEART := election failover fence node pause start
 FILES := $(if $(filter async,$(FACADE)),$(HEART:%=tests/test_%.py))
 
 BIN   := .venv/bin

@@ -98,9 +98,10 @@ class Contest:
 
     @property
     def errors(self) -> str:
-        """What they complained of, but for losses."""
+        """What they complained of, but for losses, and for who is stopped inside a write to SQLite."""
         said = (self.directory / "errors").read_text().splitlines()
-        return "\n".join(line for line in said if "leadership lost" not in line)
+        known = ("leadership lost", "database is locked; waiting for it")
+        return "\n".join(line for line in said if not any(words in line for words in known))
 
     def living(self) -> list[int]:
         """The processes of every command so far that still live."""

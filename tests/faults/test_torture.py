@@ -31,7 +31,7 @@ def test_torture_of_a_broken_tenure_fails(tmp_path, mutation):
     module = source / "tenure" / name
     assert module.read_text().count(text) == 1
     module.write_text(module.read_text().replace(text, replacement))
-    what = ["--minutes", "0.5", "--database", "sqlite", "--takeover", "strict", "--only", "pause-long", "pause-holder"]
+    what = ["--minutes", "0.3", "--database", "sqlite", "--takeover", "strict", "--only", "pause-long", "pause-holder"]
     run = subprocess.run(
         [sys.executable, "-m", "tests.faults", *what, "--seed", "1", "--out", str(tmp_path)],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(source)}, capture_output=True, text=True, check=False,
