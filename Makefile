@@ -52,7 +52,7 @@ torture: system-packages $(READY) ## break a real cluster for MINUTES and check 
 	$(BIN)/python -m tests.faults --minutes $(MINUTES) --database $(DATABASE) --takeover $(TAKEOVER) \
 		$(if $(SEED),--seed $(SEED)) $(ARGS)
 
-bench: $(READY) ## measure; with PEERS=1 beside what people would use instead, which takes an hour
+bench: $(READY) ## measure; with PEERS=1 beside what people would use instead, which takes half an hour to an hour
 	$(if $(PEERS),@scripts/system-packages postgresql redis-server zookeeper etcd-server etcd-client)
 	$(BIN)/python benchmarks/$(if $(PEERS),beside,run).py $(ARGS)
 

@@ -37,6 +37,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.peers import Entrant, entrants, report, servers  # noqa: E402
 from benchmarks.peers.contender import Contender, Late, first_to_lead  # noqa: E402
 from benchmarks.peers.counting import CountingLine  # noqa: E402
+from tests.arguments import at_least, run  # noqa: E402
 
 NODES = 3
 SETTLE_S = 1.5
@@ -198,22 +199,27 @@ def grow(bench: Bench, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20, help="how often start, crash and hand-over are measured")
-    parser.add_argument("--pauses", type=int, default=5, help="in how many of those rounds the pause, too")
-    parser.add_argument("--rests", type=int, default=3, help="and the cost at rest")
-    parser.add_argument("--rest", type=float, default=30.0, help="for so many seconds")
-    parser.add_argument("--growth", type=int, default=len(GROWTH), help="how many of the sizes of Tenure alone")
-    parser.add_argument("--growth-rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=at_least(1), default=20, help="how often start, crash, hand-over are measured")
+    parser.add_argument("--pauses", type=at_least(0), default=5, help="in how many of those rounds the pause, too")
+    parser.add_argument("--rests", type=at_least(0), default=3, help="and the cost at rest")
+    parser.add_argument("--rest", type=at_least(1, float), default=30.0, help="for so many seconds")
+    parser.add_argument("--growth", type=at_least(0), default=len(GROWTH), help="how many of the sizes of Tenure alone")
+    parser.add_argument("--growth-rounds", type=at_least(1), default=5)
     parser.add_argument("--defaults", action="store_true", help="peers as they come, too: minutes for each round")
     parser.add_argument("--only", help="those whose name has this in it")
-    parser.add_argument("--into", type=Path, default=Path(__file__).parent, help="where RESULTS.md and the rest go")
+    parser.add_argument("--into", type=Path, help="where RESULTS.md and the rest go: here, and to build/ with --only")
     options = parser.parse_args()
+    found = [one for one in entrants(defaults=options.defaults) if (options.only or "") in one.label]
+    if not found:
+        parser.error(f"--only: nobody has {options.only!r} in its name")
+    if options.only:
+        options.into = options.into or ROOT / "build"  # RESULTS.md is of everybody
+        options.into.mkdir(exist_ok=True)
+    options.into = options.into or Path(__file__).parent
     began = time.time()
     with contextlib.ExitStack() as stack:
         everybody, started, left_out = [], {}, []
-        for entrant in entrants(defaults=options.defaults):
-            if options.only and options.only not in entrant.label:
-                continue
+        for entrant in found:
             try:
                 if entrant.server not in started:
                     started[entrant.server] = stack.enter_context(servers.STARTERS[entrant.server]())
@@ -236,4 +242,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, "bench")

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from tests.arguments import at_least, run
 from tests.exploration.explorer import Explorer, Found
 from tests.exploration.mutations import NOT_SHOWN, SHOWN
 from tests.exploration.story import tell
@@ -26,14 +27,16 @@ ROOT = Path(__file__).parent.parent.parent
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.exploration", description=__doc__)
     parser.add_argument("--world", choices=[world.name for world in WORLDS], help="this world only")
-    parser.add_argument("--faults", type=int, help="how many faults in one history, instead of the world's own number")
-    parser.add_argument("--depth", type=int, help="go no further than this many steps; else as far as the world says")
+    parser.add_argument("--faults", type=at_least(0), help="how many faults in one history, if not the world's number")
+    parser.add_argument("--depth", type=at_least(1), help="go no further than this many steps")
     parser.add_argument("--mutation", choices=list(SHOWN), help="this rule taken away only")
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="a world takes up to 2 GB in each")
+    parser.add_argument("--processes", type=at_least(1), default=os.cpu_count(), help="each takes up to 2 GB")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
         return show(options.inside)
+    if options.world and options.mutation:
+        parser.error("--world and --mutation: choose one of them; each rule has a world of its own")
     jobs: list[Callable[[], tuple[bool, str]]] = []
     for world in [world for world in WORLDS if not options.mutation and options.world in (None, world.name)]:
         budget = world.budget if options.faults is None else options.faults
@@ -79,7 +82,8 @@ def take_away(mutation: Mutation) -> tuple[bool, str]:
         return True, f"{title}\n    not shown here: {NOT_SHOWN[mutation.rule]}"
     with tempfile.TemporaryDirectory() as directory:
         told = run_mutated(mutation, Path(directory))
-    return bool(re.search(f"BROKEN: .*({SHOWN[mutation.rule].breaks})", told)), f"{title}\n{told}"
+    noticed = bool(re.search(f"BROKEN: .*({SHOWN[mutation.rule].breaks})", told))
+    return noticed, f"{title}\n{told}    " + ("noticed, as it must be" if noticed else "NOT NOTICED")
 
 
 def run_mutated(mutation: Mutation, directory: Path) -> str:
@@ -110,4 +114,4 @@ def show(inside: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, "explore")

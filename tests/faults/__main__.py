@@ -6,10 +6,12 @@ import argparse
 import os
 import random
 import shutil
-import sys
 from pathlib import Path
 
+from tests.arguments import at_least, run
+from tests.faults import promotion
 from tests.faults.arena import ARENAS
+from tests.faults.catalogue import CATALOGUES
 from tests.faults.report import SHOWN, report, verdict
 from tests.faults.timeline import timeline
 from tests.faults.torture import Torture
@@ -17,14 +19,18 @@ from tests.faults.torture import Torture
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=3, help="how long at least")
+    parser.add_argument("--minutes", type=at_least(0, float), default=3, help="how long at least")
     parser.add_argument("--seed", type=int, default=None, help="the plan of an earlier run")
     parser.add_argument("--database", choices=ARENAS, default="postgres")
     parser.add_argument("--takeover", choices=["strict", "instant"], default="instant")
-    parser.add_argument("--ttl", type=float, default=4.0)
-    parser.add_argument("--only", nargs="*", default=[], help="these nemeses and no others")
+    parser.add_argument("--ttl", type=at_least(1, float), default=4.0)
+    parser.add_argument("--only", nargs="+", default=[], help="these nemeses and no others")
     parser.add_argument("--out", type=Path, default=Path("build/torture"))
     options = parser.parse_args()
+    known = [*(one.name for one in CATALOGUES[options.database]), promotion.NAME]
+    for name in options.only:
+        if name not in known:
+            parser.error(f"--only: there is no {name!r} on {options.database}: choose from {', '.join(known)}")
     for name in [name for name in os.environ if name.startswith(("PG", "TENURE_"))]:
         del os.environ[name]
     seed = random.randrange(2**32) if options.seed is None else options.seed
@@ -52,4 +58,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, "torture")

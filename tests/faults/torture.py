@@ -181,10 +181,11 @@ class Torture:
             "the set workload": checkers.lost_updates(results),
             "someone leads again": checkers.late_recoveries(recoveries),
             "no harm": checkers.harm_done(harm),
-            "promotion of a replica": [text for one in promotions for text in one.violations],
             "every nemesis fired": self.seldom() + checkers.left_out(self.arena.missing),
             "the harness itself": self.problems,
         }
+        if promotions:
+            checks["promotion of a replica"] = [text for one in promotions for text in one.violations]
         return Result(
             seed=self.seed,
             minutes=self.minutes,

@@ -41,6 +41,14 @@ class Clock:
         return ["env", library, only_wall_clock, f"FAKETIME_TIMESTAMP_FILE={self._file}", "FAKETIME_NO_CACHE=1"]
 
 
+# Not before the server has ended, which another guard sees to, if we are killed: it looks for the server in there.
+UNMOUNT = """
+    read _
+    n=0; while ! umount "$1" && [ $n -lt 150 ]; do sleep 0.1; n=$((n + 1)); done
+    umount -l "$1"; rmdir "$1" "${1%/*}"
+"""
+
+
 class TorturedPostgres(PostgresServer):
     """A server on a small disk of its own and with a clock of its own, where the machine allows it."""
 
@@ -65,7 +73,7 @@ class TorturedPostgres(PostgresServer):
             who = f"uid={self.account.uid},gid={self.account.gid}"
             mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=0700,{who}", "tenure", self.data]
             if subprocess.run(mount, check=False, capture_output=True).returncode == 0:
-                self.disk = Guard('read _; umount "$1" || umount -l "$1"', str(self.data))
+                self.disk = Guard(UNMOUNT, str(self.data))
         super()._initdb()
 
     def _spawn(self, command: Sequence[str | Path], **popen: Any) -> subprocess.Popen[bytes]:
