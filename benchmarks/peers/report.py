@@ -246,7 +246,7 @@ class Report:
 
     def picture(self) -> str:
         """Return crash failover and hand-over as bars: medians, and a line to the 95th percentile."""
-        left, width, row = 280, 620, 44
+        left, width, row = 330, 620, 44
         height = 60 + row * len(self.everybody)
         size = f'width="{left + width + 90}" height="{height}"'
         parts = [
