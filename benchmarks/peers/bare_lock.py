@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import psycopg
 
+from benchmarks.peers.flag import Flag
+
 NAME = "bare pg_advisory_lock"
 SERVER = "postgres"
 SURVIVES = False
 VARIANTS = {"": {}}
 
 
-class Candidate:
+class Candidate(Flag):
     def __init__(self, url: str, _: str) -> None:
         self.connection = psycopg.connect(url, autocommit=True)
-        self.leads = False
 
     def wait(self) -> None:
         self.connection.execute("select pg_advisory_lock(4711)")
         self.leads = True
-
-    def believes(self) -> bool:
-        return self.leads
-
-    def check(self) -> bool:
-        return self.leads
 
     def resign(self) -> None:
         self.leads = False

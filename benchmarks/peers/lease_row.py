@@ -7,6 +7,8 @@ import time
 
 import psycopg
 
+from benchmarks.peers.flag import Flag
+
 NAME = "lease row by hand"
 SERVER = "postgres"
 SURVIVES = True
@@ -22,7 +24,7 @@ where role = 'role' and (holder = %(me)s or until < clock_timestamp())
 """
 
 
-class Candidate:
+class Candidate(Flag):
     def __init__(self, url: str, name: str, lease_s: float, poll_s: float) -> None:
         self.connection = psycopg.connect(url, autocommit=True)
         with self.connection.transaction():
@@ -32,7 +34,6 @@ class Candidate:
             self.connection.execute(CREATE)
         self.told = {"me": name, "lease": lease_s}
         self.poll_s = poll_s
-        self.leads = False
 
     def wait(self) -> None:
         while not self._take():
@@ -48,12 +49,6 @@ class Candidate:
             time.sleep(self.poll_s)
             if self.leads:
                 self._take()
-
-    def believes(self) -> bool:
-        return self.leads
-
-    def check(self) -> bool:
-        return self.leads
 
     def resign(self) -> None:
         self.leads = False

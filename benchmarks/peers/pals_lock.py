@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from benchmarks.peers.flag import Flag
+
 NAME = "pals"
 PACKAGE = "pals"
 SERVER = "postgres"
@@ -9,23 +11,16 @@ SURVIVES = False
 VARIANTS = {"": {}}
 
 
-class Candidate:
+class Candidate(Flag):
     def __init__(self, url: str, _: str) -> None:
         import pals
 
         self.lock = pals.Locker("bench", url.replace("postgresql://", "postgresql+psycopg://")).lock("role")
-        self.leads = False
 
     def wait(self) -> None:
         while not self.lock.acquire():
             pass
         self.leads = True
-
-    def believes(self) -> bool:
-        return self.leads
-
-    def check(self) -> bool:
-        return self.leads
 
     def resign(self) -> None:
         self.leads = False

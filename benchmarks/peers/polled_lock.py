@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-import psycopg
+from benchmarks.peers import bare_lock
 
 NAME = "pg_try_advisory_lock by hand"
 SERVER = "postgres"
@@ -12,23 +12,12 @@ SURVIVES = False
 VARIANTS = {"polled every 5 s": {"poll_s": 5.0}}
 
 
-class Candidate:
-    def __init__(self, url: str, _: str, poll_s: float) -> None:
-        self.connection = psycopg.connect(url, autocommit=True)
+class Candidate(bare_lock.Candidate):
+    def __init__(self, url: str, name: str, poll_s: float) -> None:
+        super().__init__(url, name)
         self.poll_s = poll_s
-        self.leads = False
 
     def wait(self) -> None:
         while not self.connection.execute("select pg_try_advisory_lock(4711)").fetchone()[0]:
             time.sleep(self.poll_s)
         self.leads = True
-
-    def believes(self) -> bool:
-        return self.leads
-
-    def check(self) -> bool:
-        return self.leads
-
-    def resign(self) -> None:
-        self.leads = False
-        self.connection.execute("select pg_advisory_unlock(4711)")

@@ -190,10 +190,30 @@ class Arena:
         return self.cluster.execute(sql)
 
 
-# --- PostgreSQL ---------------------------------------------------------------------------------------------
+# --- PostgreSQL and MariaDB ---------------------------------------------------------------------------------
 
 
-class PostgresArena(Arena):
+class ServerArena(Arena):
+    """On a server that is started and stopped."""
+
+    server: Any
+    dbname: str
+
+    def revive(self) -> None:
+        if not self.server.running:
+            self.server.start()
+
+    def execute(self, sql: str) -> list[tuple[Any, ...]]:
+        return self.server.execute(sql, dbname=self.dbname)
+
+    def log_mark(self) -> int:
+        return self.server.log_mark()
+
+    def log_lines(self, since: int) -> list[str]:
+        return self.server.log_lines(since)
+
+
+class PostgresArena(ServerArena):
     kind = "postgres"
 
     def build(self, stack: contextlib.ExitStack) -> str:
@@ -234,28 +254,15 @@ class PostgresArena(Arena):
             self.slots.append(Slot("pooled", self.pooler.through(direct), lease_alone=True))
         return self.server.url(self.dbname, user=USER, host=str(self.server.socket_dir))
 
-    def revive(self) -> None:
-        if not self.server.running:
-            self.server.start()
-
     @property
     def version(self) -> str:
         return f"PostgreSQL {self.server.installation.version}"
-
-    def execute(self, sql: str) -> list[tuple[Any, ...]]:
-        return self.server.execute(sql, dbname=self.dbname)
-
-    def log_mark(self) -> int:
-        return self.server.log_mark()
-
-    def log_lines(self, since: int) -> list[str]:
-        return self.server.log_lines(since)
 
 
 # --- MariaDB and SQLite -------------------------------------------------------------------------------------
 
 
-class MariaDbArena(Arena):
+class MariaDbArena(ServerArena):
     kind = "mariadb"
 
     def build(self, stack: contextlib.ExitStack) -> str:
@@ -272,22 +279,9 @@ class MariaDbArena(Arena):
             self.slots.append(Slot(f"n{number}", at(url, port), door=f"n{number}"))
         return url
 
-    def revive(self) -> None:
-        if not self.server.running:
-            self.server.start()
-
     @property
     def version(self) -> str:
         return f"MariaDB {self.execute('select version()')[0][0]}"
-
-    def execute(self, sql: str) -> list[tuple[Any, ...]]:
-        return self.server.execute(sql, dbname=self.dbname)
-
-    def log_mark(self) -> int:
-        return self.server.log_mark()
-
-    def log_lines(self, since: int) -> list[str]:
-        return self.server.log_lines(since)
 
 
 class SqliteArena(Arena):
