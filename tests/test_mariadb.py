@@ -349,6 +349,19 @@ def test_idle_fenced_transaction_is_ended_by_the_server_after_its_bound(mariadb_
             connection.commit()
 
 
+def test_fence_has_its_bound_from_the_first_moment_on(mariadb_url, monkeypatch):
+    """A process that was paused between the lock and its bound kept everybody from leading for as long as it stood."""
+    with Desk(mariadb_url) as desk, Desk(mariadb_url) as other, connected(mariadb_url) as connection:
+        claim = desk.lead("r")
+        # Both come after the lock, and neither would from one who is paused.
+        monkeypatch.setattr(connections, "in_transaction", lambda _: sys.exit("paused"))
+        with pytest.raises(SystemExit):
+            connections.fence(connection, claim, 1.0)
+        assert other.end(desk.id)
+        assert other.acquire("r") == {}, "the lock stands"
+        assert until(lambda: other.acquire("r")) == {"r": 2}
+
+
 def test_tighter_bound_of_the_callers_stays(mariadb_url):
     with Desk(mariadb_url) as desk, connected(mariadb_url) as connection:
         connection.execute("set session idle_transaction_timeout = 3")

@@ -273,15 +273,15 @@ class AdvisoryWatcher:
         return self._sentinel.slice_s
 
     def evict(self, namespace: str, member_ids: tuple[str, ...]) -> None:
-        """Terminate the connections of members that were ended by silence; best effort, the lease stands anyway."""
+        """Terminate the connections of members that were ended; best effort, the lease stands anyway."""
         parameters = {"namespace": namespace, "names": listed(member_ids)}
         try:
             rows = self._session.read(Step(_EVICT.format(class_id=CLASS_ID), parameters))[0].rows
         except Failed as error:
-            log.warning("cannot end the connections of a member that fell silent: %s", error)
+            log.warning("cannot end the connections of a member that was ended: %s", error)
             return
         if rows:
-            log.info("ended %d connections of members that fell silent: %s", len(rows), ", ".join(member_ids))
+            log.info("ended %d connections of members that were ended: %s", len(rows), ", ".join(member_ids))
 
     def unblock(self, namespace: str, control_pid: int, bound_s: float) -> None:
         """End transactions that have blocked the control connection for longer than their bound.

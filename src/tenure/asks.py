@@ -341,7 +341,7 @@ class Knocked:
 
 @dataclass(frozen=True)
 class Evict:
-    """Terminate the connections of members that were ended by silence."""
+    """Terminate the connections of members that were ended."""
 
     member_ids: tuple[str, ...]
 

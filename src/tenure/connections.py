@@ -330,13 +330,13 @@ def _fence_pymysql(connection: Any, claim: Claim, bound_s: float) -> None:
     """
     cursor = mysql.load().cursors.Cursor(connection)  # one of our own, whatever kind the caller's connection makes
     with undone(connection.rollback), judged(claim):
+        cursor.execute(_mysql_bound(bound_s))  # first: who is paused behind the lock has a bound already
         cursor.execute(MYSQL.text(statements.FENCE_BY_SHARE), _parameters(claim))
         if not cursor.fetchall():
             raise _refused(claim)
     connection.ping(reconnect=False)  # rows come without a word about the transaction
     if not in_transaction(connection):
         raise ConfigError(_AUTOCOMMIT)
-    cursor.execute(_mysql_bound(bound_s))
 
 
 def _mysql_bound(bound_s: float) -> str:
@@ -410,11 +410,11 @@ def _fence_sqlalchemy_mysql(connection: Any, claim: Claim, bound_s: float) -> No
     """Fence as on a bare connection, but not inside a savepoint that may be the transaction's beginning."""
     if connection.in_nested_transaction() and connection.get_transaction() not in _fenced:
         raise ConfigError(_SAVEPOINT)
+    connection.exec_driver_sql(_mysql_bound(bound_s))
     if not connection.exec_driver_sql(MYSQL.text(statements.FENCE_BY_SHARE), _parameters(claim)).all():
         raise _refused(claim)
     if not connection.exec_driver_sql("select not @@autocommit /*M! or @@in_transaction */").scalar():
         raise ConfigError(_AUTOCOMMIT)
-    connection.exec_driver_sql(_mysql_bound(bound_s))
     _fenced.add(connection.get_transaction())
 
 
@@ -439,9 +439,9 @@ def _fence_django(connection: Any, claim: Claim, bound_s: float) -> None:
         raise ConfigError(_SAVEPOINT)
     else:
         in_mysql = connection.vendor == "mysql"
-        _fence_django_by(statements.FENCE_BY_SHARE if in_mysql else statements.FENCE_BY_UPDATE, connection, claim)
         if in_mysql:
             atomic.execute(connection, _mysql_bound(bound_s))
+        _fence_django_by(statements.FENCE_BY_SHARE if in_mysql else statements.FENCE_BY_UPDATE, connection, claim)
         atomic.mark_fenced(connection)
 
 

@@ -524,8 +524,7 @@ class Protocol:
 
     def _ended(self, ask: asks.End, ended: asks.Ended, now: float) -> None:
         """Whatever was not ended had moved on: the guard did its work, and the next look starts afresh."""
-        silent = tuple(v.member_id for v in ask.verdicts if v.member_id in ended.ids and v.reason == "silence")
-        self._evictions += silent
+        self._evictions += ended.ids
         # Only what was asked: a proof that came in while this was under way must not wait for another slice.
         here = self._known_server.incarnation
         left = [v for v in self._verdicts.values() if v not in ask.verdicts and v.incarnation == here]

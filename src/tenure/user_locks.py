@@ -149,14 +149,14 @@ class UserLockWatcher:
         return timing.SLICE_S
 
     def evict(self, namespace: str, member_ids: tuple[str, ...]) -> None:
-        """End the connections of members that were ended by silence; best effort, the lease stands anyway."""
+        """End the connections of members that were ended; best effort, the lease stands anyway."""
         try:
             ended = self._sentinel.end_all(_EVICTED, namespace, member_ids)
         except Failed as error:
-            log.warning("cannot end the connections of a member that fell silent: %s", error)
+            log.warning("cannot end the connections of a member that was ended: %s", error)
             return
         if ended:
-            log.info("ended %d connections of members that fell silent: %s", len(ended), ", ".join(member_ids))
+            log.info("ended %d connections of members that were ended: %s", len(ended), ", ".join(member_ids))
 
     def unblock(self, namespace: str, control_pid: int, bound_s: float) -> None:
         """Do nothing: who blocks whom is shown to privileged users only."""

@@ -19,7 +19,7 @@ class Watcher(Protocol):
         ...
 
     def evict(self, namespace: str, member_ids: tuple[str, ...]) -> None:
-        """Terminate the connections of members that were ended by silence."""
+        """Terminate the connections of members that were ended."""
         ...
 
     def unblock(self, namespace: str, control_pid: int, bound_s: float) -> None:
