@@ -3,6 +3,7 @@
 #   make test ARGS="tests/test_fence.py -k savepoint"    ARGS goes to the program behind the target
 #   make test WORKERS=0                                  in one process, for a debugger
 #   make test ARGS="-m long"                             the tests that take long, which the others leave out
+#   make test ARGS="-m harness"                          the tests of what the tests stand on: servers, networks, poolers
 #   make test ARGS="-m frameworks"                       FastAPI, Django, APScheduler, Celery and the rest, with real servers
 #   make test FACADE=async                               the tests of the heart again, over AsyncNode
 #   make test VERSIONS=all ARGS="-k wheel"               what ran on the system's PostgreSQL, on 16 and 18 of wheels

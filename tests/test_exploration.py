@@ -46,7 +46,7 @@ def test_two_believe_at_once_in_the_named_case_and_the_fence_holds() -> None:
     "rule",
     [
         "no doubt",
-        "adoption of a dropped token",
+        pytest.param("adoption of a dropped token", marks=pytest.mark.long),
         "an adopted term is acquired again",
         "proof of death without the fresh connection",
     ],
@@ -63,6 +63,7 @@ def test_every_mutation_is_shown_or_has_a_reason_why_not() -> None:
     assert not SHOWN.keys() & NOT_SHOWN.keys()
 
 
+@pytest.mark.long
 def test_a_role_that_nobody_can_ever_lead_again_is_found() -> None:
     found = Explorer(World("mutation", STRICT, ("slow control down a",), 1, store=NoAcquireOfMyOwn)).run()
     assert found.violation
@@ -83,6 +84,7 @@ class Forgetful(dict[Any, Any]):
         pass
 
 
+@pytest.mark.long
 def test_what_is_equal_in_form_behaves_alike() -> None:
     """Follow others of the same form, and take each step anew: the same states come up."""
     world = dataclasses.replace(CALM, takeovers=INSTANT)

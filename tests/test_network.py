@@ -13,7 +13,7 @@ import pytest
 
 from tests.network import SERVER_ADDRESS, Network
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.harness
 
 REPOSITORY = Path(__file__).parents[1]
 PORT = 7000

@@ -14,7 +14,7 @@ from tests import servers
 from tests.poolers import PgBouncer, PoolerFailed
 from tests.test_servers import assert_cleaned_up_after, needs_root
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.harness
 
 
 def connect(url):

@@ -23,7 +23,7 @@ from tests.conftest import missing
 from tests.desk import until
 from tests.servers import Installation, PostgresServer, ServerFailed, postgres_installations
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.harness
 
 REPOSITORY = Path(__file__).parents[1]
 
