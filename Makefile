@@ -1,9 +1,10 @@
 # The one front door. Each target sets up what it needs (see scripts/bootstrap); a second run finds it done.
 #
-#   make test ARGS="tests/test_fence.py -k savepoint"    ARGS goes to the program behind the target
+#   make test ARGS="tests/fence/test_fence.py -k savepoint"    ARGS goes to the program behind the target
 #   make test WORKERS=0                                  in one process, for a debugger
 #   make test ARGS="-m long"                             the tests that take long, which the others leave out
 #   make test ARGS="-m harness"                          the tests of what the tests stand on: servers, networks, poolers
+#   make test COVERAGE=1                                 and print how much of the source ran in the tests' own processes
 #   make test ARGS="-m frameworks"                       FastAPI, Django, APScheduler, Celery and the rest, with real servers
 #   make test FACADE=async                               the tests of the heart again, over AsyncNode
 #   make test VERSIONS=all ARGS="-k wheel"               what ran on the system's PostgreSQL, on 16 and 18 of wheels
@@ -21,17 +22,21 @@ export PYTHON FACADE VERSIONS
 unexport PYTHONDONTWRITEBYTECODE  # the tests start thousands of processes: let none of them compile everything anew
 
 # What the facades stand for: run over each of them.
-HEART := election failover fence node pause start
-FILES := $(if $(filter async,$(FACADE)),$(HEART:%=tests/test_%.py))
+HEART := api/test_election api/test_node cluster/test_cut cluster/test_deploy cluster/test_failover cluster/test_partition \
+	cluster/test_pause cluster/test_restart cluster/test_start fence/test_fence
+FILES := $(if $(filter async,$(FACADE)),$(HEART:%=tests/%.py))
+
+# What another version of a server could do differently.
+NEW_ON_OTHER_VERSIONS := (wheel and not (claims or cli or fuzz)) or (mariadb and (cli_run or fork or test_node or upgrade))
 
 BIN   := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo screens test simulate explore torture bench lint format types docs clean system-packages
+.PHONY: help demo screens unit test check simulate explore torture bench lint format types wheel docs clean system-packages
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-16s %s\n", $$1, $$2 }' Makefile
 
 demo: $(READY) ## watch an election, a crash and a takeover
 	$(BIN)/tenure demo $(ARGS)
@@ -39,18 +44,34 @@ demo: $(READY) ## watch an election, a crash and a takeover
 screens: $(READY) ## make the pictures and the transcript of the documents, from a real run
 	$(BIN)/python scripts/screens.py
 
+unit: $(READY) ## run the tests that need no server, in seconds
+	$(BIN)/pytest $(ARGS) tests/unit tests/architecture
+
 test: system-packages $(READY) ## run the tests, on every database that this machine can start
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup $(ARGS) $(if $(findstring tests/,$(ARGS)),,$(FILES))
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup $(if $(COVERAGE),--cov --cov-report term:skip-covered) $(ARGS) \
+		$(if $(findstring tests/,$(ARGS)),,$(FILES))
+
+check: ## run everything that a change must pass
+	$(MAKE) lint
+	$(MAKE) types
+	$(MAKE) unit
+	$(MAKE) wheel
+	$(MAKE) test
+	$(MAKE) test ARGS="-m 'long or frameworks or harness'"
+	$(MAKE) test FACADE=async COVERAGE=1
+	$(MAKE) test VERSIONS=all ARGS="-k '$(NEW_ON_OTHER_VERSIONS)'"
+	$(MAKE) torture MINUTES=3
+	$(MAKE) demo
 
 simulate: $(READY) ## run SEEDS simulated histories with faults, or the one of SEED again
-	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
+	$(BIN)/python -m tests.verification.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
 
 explore: $(READY) ## look through every state of small worlds, to the end or for DEPTH steps; show what each rule prevents
-	$(BIN)/python -m tests.exploration $(if $(DEPTH),--depth $(DEPTH)) $(ARGS)
+	$(BIN)/python -m tests.verification.exploration $(if $(DEPTH),--depth $(DEPTH)) $(ARGS)
 
 torture: system-packages $(READY) ## break a real cluster for MINUTES and check what it did
 	@scripts/system-packages faketime
-	$(BIN)/python -m tests.faults --minutes $(MINUTES) --database $(DATABASE) --takeover $(TAKEOVER) \
+	$(BIN)/python -m tests.verification.torture --minutes $(MINUTES) --database $(DATABASE) --takeover $(TAKEOVER) \
 		$(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench: $(READY) ## measure; with PEERS=1 beside what people would use instead, which takes half an hour to an hour
@@ -66,18 +87,20 @@ format: $(READY) ## mend what lint can mend by itself
 	$(BIN)/ruff format .
 
 types: $(READY) ## check the types
-	$(BIN)/mypy src
+	$(BIN)/mypy
+
+wheel: $(READY) ## build the wheel, install it into an empty environment, and elect a leader there
+	scripts/wheel-check
 
 docs: $(READY) ## write the pages that are made from the program itself
 	$(BIN)/python scripts/cli-reference
 
 clean: ## remove everything that make has made
-	rm -rf .venv .tools build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .tools build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The servers of PostgreSQL and MariaDB, a pooler, `ip` for networks that can be cut, and Prometheus's `promtool` for the alert
-# rules, on Debian as root; nothing where they are there.
-system-packages:
+# PostgreSQL, MariaDB, a pooler, `ip` for networks that can be cut, and Prometheus's `promtool` for the alert rules.
+system-packages: ## install the servers that the tests start, where they are missing (on Debian, as root)
 	@scripts/system-packages postgresql mariadb-server-core pgbouncer iproute2 prometheus
 
 $(READY): pyproject.toml uv.lock scripts/bootstrap

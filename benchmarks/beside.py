@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.peers import Entrant, entrants, report, servers  # noqa: E402
 from benchmarks.peers.contender import Contender, Late, first_to_lead  # noqa: E402
 from benchmarks.peers.counting import CountingLine  # noqa: E402
-from tests.arguments import at_least, run  # noqa: E402
+from tests.support.arguments import at_least, run  # noqa: E402
 
 NODES = 3
 SETTLE_S = 1.5

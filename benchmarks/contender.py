@@ -48,7 +48,7 @@ def floor() -> None:
 def floor_of_mariadb(url: str) -> None:
     import pymysql
 
-    from tenure.mysql_connector import parse_url
+    from tenure.databases.mysql.connect import parse_url
 
     with pymysql.connect(**parse_url(url)) as connection, connection.cursor() as cursor:
         say("ready")

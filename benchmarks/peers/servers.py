@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.servers import PostgresServer, free_port, postgres_installations
+from tests.support.servers import PostgresServer, free_port, postgres_installations
 
 SETTLE_S = 30.0
 ZOOKEEPER = """

@@ -1,7 +1,7 @@
 """Leader election for Python services, on the database they already have.
 
-A node stands for roles; one node at a time leads each of them; when it dies, another leads milliseconds later; and the
-database itself refuses a write made under an old term.
+A node stands for roles, and one node at a time leads each of them. When the leader dies, another node leads
+milliseconds later. The database itself refuses a write that is made under an old term.
 
     >>> import tenure
     >>> with tenure.Node("sqlite:///app.db") as node:
@@ -14,20 +14,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from tenure.version import __version__
-
 if TYPE_CHECKING:
     from tenure import manual
-    from tenure.async_election import AsyncElection
-    from tenure.async_node import AsyncNode
-    from tenure.async_term import AsyncTerm, AsyncTransaction
-    from tenure.connections import fence_sql
+    from tenure.aio.election import AsyncElection
+    from tenure.aio.node import AsyncNode
+    from tenure.aio.term import AsyncTerm, AsyncTransaction
+    from tenure.databases.schema import tables_sql
     from tenure.election import Election
     from tenure.errors import (
         ConfigError,
         Fenced,
         LeadershipLost,
         NodeClosed,
+        NotCommitted,
         NotLeader,
         PoolerDetected,
         StoreUnavailable,
@@ -35,96 +34,57 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from tenure.events import Deposed, Elected, Event, LeaderChanged, Resumed, Suspended
-    from tenure.meter import Latency, NodeStats, RoleStats
+    from tenure.fence.fence import fence_sql
     from tenure.node import Node
     from tenure.registry import MemberInfo, Registry, RoleInfo
-    from tenure.schema import tables_sql
-    from tenure.services import ServiceInfo
+    from tenure.services.service import ServiceInfo
+    from tenure.stats import Latency, NodeStats, RoleStats
+    from tenure.store.records import Candidate, JobRecord, LeaderInfo, TermRecord
     from tenure.term import Term, Transaction
-    from tenure.values import Candidate, JobRecord, LeaderInfo, TermRecord
+
+__version__ = "0.1.0"
 
 _HOMES = {
-    "tenure.async_election": ("AsyncElection",),
-    "tenure.async_node": ("AsyncNode",),
-    "tenure.async_term": ("AsyncTerm", "AsyncTransaction"),
-    "tenure.connections": ("fence_sql",),
-    "tenure.election": ("Election",),
-    "tenure.errors": (
-        "ConfigError",
-        "Fenced",
-        "LeadershipLost",
-        "NodeClosed",
-        "NotLeader",
-        "PoolerDetected",
-        "StoreUnavailable",
-        "TenureError",
-        "WaitTimeout",
-    ),
-    "tenure.events": ("Deposed", "Elected", "Event", "LeaderChanged", "Resumed", "Suspended"),
-    "tenure.meter": ("Latency", "NodeStats", "RoleStats"),
-    "tenure.node": ("Node",),
-    "tenure.registry": ("MemberInfo", "Registry", "RoleInfo"),
-    "tenure.schema": ("tables_sql",),
-    "tenure.services": ("ServiceInfo",),
-    "tenure.term": ("Term", "Transaction"),
-    "tenure.values": ("Candidate", "JobRecord", "LeaderInfo", "TermRecord"),
+    "tenure.aio.election": "AsyncElection",
+    "tenure.aio.node": "AsyncNode",
+    "tenure.aio.term": "AsyncTerm AsyncTransaction",
+    "tenure.election": "Election",
+    "tenure.errors": "ConfigError Fenced LeadershipLost NodeClosed NotCommitted NotLeader PoolerDetected "
+    "StoreUnavailable TenureError WaitTimeout",
+    "tenure.events": "Deposed Elected Event LeaderChanged Resumed Suspended",
+    "tenure.fence.fence": "fence_sql",
+    "tenure.node": "Node",
+    "tenure.registry": "MemberInfo Registry RoleInfo",
+    "tenure.services.service": "ServiceInfo",
+    "tenure.stats": "Latency NodeStats RoleStats",
+    "tenure.store.records": "Candidate JobRecord LeaderInfo TermRecord",
+    "tenure.databases.schema": "tables_sql",
+    "tenure.term": "Term Transaction",
 }
-"""Where the public names live. They are loaded when they are first used, so that ``import tenure`` costs next to
-nothing in the many processes of an application that never elect anybody."""
+"""The modules of the public names. They are loaded when they are first used, so that ``import tenure`` costs next to
+nothing in the many processes of an application that never stand for a role."""
 
-__all__ = [
-    "AsyncElection",
-    "AsyncNode",
-    "AsyncTerm",
-    "AsyncTransaction",
-    "Candidate",
-    "ConfigError",
-    "Deposed",
-    "Elected",
-    "Election",
-    "Event",
-    "Fenced",
-    "JobRecord",
-    "Latency",
-    "LeaderChanged",
-    "LeaderInfo",
-    "LeadershipLost",
-    "MemberInfo",
-    "Node",
-    "NodeClosed",
-    "NodeStats",
-    "NotLeader",
-    "PoolerDetected",
-    "Registry",
-    "Resumed",
-    "RoleInfo",
-    "RoleStats",
-    "ServiceInfo",
-    "StoreUnavailable",
-    "Suspended",
-    "TenureError",
-    "Term",
-    "TermRecord",
-    "Transaction",
-    "WaitTimeout",
-    "__version__",
-    "fence_sql",
-    "manual",
-    "tables_sql",
-]
+__all__ = ["Election", "Node", "Term", "Transaction", "__version__"]
+__all__ += ["AsyncElection", "AsyncNode", "AsyncTerm", "AsyncTransaction"]
+__all__ += ["Candidate", "JobRecord", "LeaderInfo", "MemberInfo", "Registry", "RoleInfo", "TermRecord"]
+__all__ += ["Deposed", "Elected", "Event", "LeaderChanged", "Resumed", "Suspended"]
+__all__ += ["Latency", "NodeStats", "RoleStats", "ServiceInfo"]
+__all__ += ["ConfigError", "NodeClosed", "PoolerDetected", "StoreUnavailable", "TenureError", "WaitTimeout"]
+__all__ += ["Fenced", "LeadershipLost", "NotCommitted", "NotLeader"]
+__all__ += ["fence_sql", "manual", "tables_sql"]
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from where it lives."""
+    """Load a public name from its module."""
     if name == "manual":
         return importlib.import_module("tenure.manual")
     for home, names in _HOMES.items():
-        if name in names:
+        if name in names.split():
             globals()[name] = thing = getattr(importlib.import_module(home), name)
             return thing
     raise AttributeError(f"module 'tenure' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """Show the public names, loaded or not."""
+    """Return the public names, loaded or not."""
     return __all__

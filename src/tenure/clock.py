@@ -1,8 +1,8 @@
-"""The one module that owns the clock.
+"""The clock by which a node measures its trust.
 
-Trust is elapsed time, so the clock must count the time that a machine sleeps: CLOCK_MONOTONIC stops during suspend
-on Linux, CLOCK_BOOTTIME does not. macOS has it the other way round: there CLOCK_MONOTONIC goes on. Its value means
-nothing outside this machine and is never sent anywhere.
+Trust is elapsed time, so the clock must also count the time for which a machine sleeps. On Linux CLOCK_MONOTONIC stops
+during suspend, and CLOCK_BOOTTIME does not. On macOS CLOCK_MONOTONIC goes on. The clock's value means nothing outside
+this machine and is never sent anywhere.
 """
 
 from __future__ import annotations
@@ -17,4 +17,4 @@ elif sys.platform == "darwin":
     now = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
 else:
     now = time.monotonic
-"""Seconds on a clock that counts suspend and never steps."""
+"""Seconds on a clock that also counts while the machine is suspended, and that is never set."""

@@ -1,13 +1,14 @@
-"""What can go wrong, as a tree.
+"""The errors that Tenure raises, as a tree.
 
 TenureError
 ├── ConfigError           an argument, URL or setting that cannot work; also a ValueError
-├── StoreUnavailable      the database cannot be reached, or is not fit (read-only, a standby)
-├── PoolerDetected        a sentinel was asked for, and a connection pooler is in the way
-├── WaitTimeout           nobody was elected in time; also a TimeoutError
+├── StoreUnavailable      the database cannot be reached, or cannot be used (read-only, a standby)
+│   └── PoolerDetected    a sentinel was asked for, and a connection pooler is in the way
+├── WaitTimeout           the time given to wait ran out; also a TimeoutError
 ├── NodeClosed            the node is closed, or was never started, or belongs to another process
+├── NotCommitted          a block of `term.transaction()` that was not committed as one fenced transaction
 └── NotLeader             this node does not hold the role
-    ├── LeadershipLost    it did hold it, and the term is over
+    ├── LeadershipLost    it held the role, and its term is over
     └── Fenced            the database refused the term inside a transaction
 
 Every message names the value and what to do about it. No message carries a password.
@@ -17,11 +18,11 @@ from __future__ import annotations
 
 
 class TenureError(Exception):
-    """Base of everything that Tenure raises on purpose."""
+    """The base class of all errors that Tenure raises on purpose."""
 
 
 class ConfigError(TenureError, ValueError):
-    """An argument, URL or setting cannot work; the message says which and what would."""
+    """An argument, URL or setting cannot work; the message names it and the remedy."""
 
 
 class StoreUnavailable(TenureError):
@@ -29,7 +30,7 @@ class StoreUnavailable(TenureError):
 
 
 class PoolerDetected(StoreUnavailable):
-    """The URL leads through a connection pooler, where a session lock belongs to nobody."""
+    """The URL leads through a connection pooler, where no client can keep a session lock."""
 
 
 class WaitTimeout(TenureError, TimeoutError):
@@ -40,14 +41,22 @@ class NodeClosed(TenureError):
     """The node is not running (closed, not started, or inherited by a forked child)."""
 
 
+class NotCommitted(TenureError):
+    """A block of ``term.transaction()`` was not committed as one fenced transaction.
+
+    Either a statement failed, its error was swallowed, and the database rolled the transaction back: then nothing was
+    committed. Or a statement ended the transaction inside the block: then what came after it was rolled back.
+    """
+
+
 class NotLeader(TenureError):
     """This node does not hold the role at this moment.
 
-    ``token`` is that of the term that is over; None where it is not about one.
+    ``token`` is that of the term that is over; None if the error is not about a term.
     """
 
     def __init__(self, message: str, *, role: str | None = None, token: int | None = None) -> None:
-        """Keep the message, and which term it is about."""
+        """Keep the message, and the term that it is about."""
         super().__init__(message)
         self.role = role
         self.token = token
@@ -60,13 +69,13 @@ class LeadershipLost(NotLeader):
 class Fenced(NotLeader):
     """The database refused the term: the transaction cannot commit.
 
-    ``retryable`` is True where the same term may succeed in a new transaction (a serialization failure under
-    REPEATABLE READ or SERIALIZABLE); False where the term is no longer the latest.
+    ``retryable`` is True if the same term may succeed in a new transaction (a serialization failure under
+    REPEATABLE READ or SERIALIZABLE); False if the term is no longer the latest.
     """
 
     def __init__(
         self, message: str, *, role: str | None = None, token: int | None = None, retryable: bool = False
     ) -> None:
-        """Keep the message, which term it is about, and whether a new transaction of the same term may succeed."""
+        """Keep the message, the term that it is about, and whether a new transaction of that term may succeed."""
         super().__init__(message, role=role, token=token)
         self.retryable = retryable

@@ -1,49 +1,73 @@
-"""What happens to a role, as values: the protocol makes them, the application receives them."""
+"""What happens to a role, as values. The protocol creates them, and the application receives them."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 
+class EndReason(str, enum.Enum):
+    """Why a term ended. Each reason is a public string: it compares, prints and formats as that string.
+
+    A node reports the reasons that it knows itself. The history has those that the database knows.
+    """
+
+    RESIGNED = "resigned"
+    LEFT = "left"
+    """The node was closed."""
+    LAPSED = "lapsed"
+    """No renewal succeeded in time."""
+    CUT = "the connection was cut"
+    """The server was not restarted, so the others had proof that this node's sentinel had fallen."""
+    REPLACED = "the server was replaced"
+    FILE_REPLACED = "the file was replaced"
+    ENDED = "the membership was ended"
+    """Another node or an operator ended the membership."""
+    TAKEN = "the role was taken"
+    SILENCE = "silence"
+    """Another node ended the member: it did not renew for a TTL."""
+    DEATH = "death"
+    """Another node ended the member: its sentinel had fallen."""
+
+    # ``enum.StrEnum`` needs Python 3.11, and ``str()`` and ``format()`` of a ``(str, Enum)`` differ between versions.
+    __str__ = str.__str__
+    __repr__ = str.__repr__
+
+    def __format__(self, form: str) -> str:
+        return str.__format__(self, form)
+
+
 @dataclass(frozen=True)
-class Elected:
-    """This node holds the role from now on, under a new token."""
+class _TermEvent:
+    """What every event tells: the role, and the token of the term that it is about."""
 
     role: str
     token: int
 
 
-@dataclass(frozen=True)
-class Suspended:
-    """This node's connection broke: it does not count as leader until it knows more. Nothing is lost yet."""
-
-    role: str
-    token: int
+class Elected(_TermEvent):
+    """This node leads the role from now on, under a new token."""
 
 
-@dataclass(frozen=True)
-class Resumed:
+class Suspended(_TermEvent):
+    """This node's connection broke. It does not count as leader until it knows more; the term is not lost yet."""
+
+
+class Resumed(_TermEvent):
     """The doubt is over: the same term goes on under the same token."""
 
-    role: str
-    token: int
-
 
 @dataclass(frozen=True)
-class Deposed:
-    """The term is over, for the reason given. It never comes back."""
+class Deposed(_TermEvent):
+    """The term is over, and never comes back. ``reason`` is one of ``EndReason``, which are strings."""
 
-    role: str
-    token: int
     reason: str
 
 
 @dataclass(frozen=True)
-class LeaderChanged:
-    """Somebody else holds the role, or nobody does (``member_id`` and ``name`` are None)."""
+class LeaderChanged(_TermEvent):
+    """The role has another leader, or none (``member_id`` and ``name`` are None)."""
 
-    role: str
-    token: int
     member_id: str | None
     name: str | None
 

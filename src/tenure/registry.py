@@ -1,46 +1,50 @@
-"""A namespace as its tables show it, for people and programs that are no members of it.
+"""A namespace as its tables show it, for people and programs that are not members of it.
 
-It looks, asks a leader to resign, and keeps house: creates the tables, sets the largest TTL, forgets a namespace.
+Read a namespace, ask its leader to resign, and administer it: create the tables, set the largest TTL, delete a
+namespace.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tenure import schema, statements, timing, values
-from tenure.backends import LOOK_TIMEOUT_S, backend_for
-from tenure.dialing import limited
-from tenure.errors import ConfigError, NotLeader, StoreUnavailable, WaitTimeout
-from tenure.session import Failed, Gone, Step
+from tenure.core import messages, timing
+from tenure.databases.backend import LOOK_TIMEOUT_S, backend_for
+from tenure.databases.connecting import time_limit
+from tenure.errors import ConfigError, NodeClosed, NotLeader, StoreUnavailable, WaitTimeout
 from tenure.settings import Password, check_limit, check_name, check_ttl, node_settings
-from tenure.values import JobRecord, LeaderInfo, TermRecord
+from tenure.store import migrations, records, statements
+from tenure.store.records import JobRecord, LeaderInfo, TermRecord
+from tenure.store.session import Failed, Gone, Step
+from tenure.tracebacks import without_locals
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 LOOK_EVERY_S = 0.02
 LOCK_NOT_AVAILABLE = "55P03"
+LOCK_WAITED_IN_VAIN = ((1205,), (1213,))
+"""MariaDB's errors for a lock that was not free in time, and for a deadlock that it ended."""
 
 
 class _Busy(StoreUnavailable):
-    """Somebody holds a lock on the row."""
+    """Another transaction holds a lock on the row."""
 
 
 @dataclass(frozen=True)
 class RoleInfo:
-    """A role, who holds it, and how many stand for it."""
+    """A role, its leader, and the number of its candidates."""
 
     role: str
     token: int
     leader: LeaderInfo | None
     overdue: bool
-    """Whether the leader has not renewed within its TTL: it is dead, paused or cut off, and nobody has taken over."""
+    """Whether the leader has not renewed within its TTL: it is dead, paused or cut off, and has no successor yet."""
     candidates: int
 
 
@@ -58,18 +62,19 @@ class MemberInfo:
     ttl: float
     joined: datetime
     renewed_ago: float
-    """Seconds since its last renewal, by the database's clock. For people: nothing is decided by it."""
+    """Seconds since its last renewal, by the database's clock. Only for display: no decision uses it."""
     overdue: bool
-    """Whether that is more than its TTL."""
+    """Whether the member has not renewed within its TTL."""
     leads: tuple[str, ...]
 
 
 class Registry:
-    """What a namespace's tables say. Use it as a context manager.
+    """Reads and administers a namespace through its tables. Use it as a context manager.
 
-    The settings are those of a node. Nothing is created but by :meth:`create`.
+    The settings are those of a node. Only :meth:`create` creates anything.
     """
 
+    @without_locals
     def __init__(
         self,
         url: str | None = None,
@@ -78,14 +83,14 @@ class Registry:
         schema: str = "tenure",
         password: Password | None = None,
     ) -> None:
-        """Check the settings; connect nothing yet."""
+        """Check the settings; do not connect yet."""
         self._settings = node_settings(url, password=password, name="registry", namespace=namespace, schema=schema)
         self._backend = backend_for(self._settings)
         self._session: Any = None
 
     @property
     def namespace(self) -> str:
-        """The namespace that it shows."""
+        """The namespace that this registry is for."""
         return self._settings.namespace
 
     def __enter__(self) -> Self:
@@ -93,38 +98,48 @@ class Registry:
         self.connect()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Disconnect."""
         self.close()
 
     def connect(self) -> None:
-        """Connect to tables that are there already; anew, if the connection was lost."""
+        """Connect to existing tables; connect again if the connection was lost."""
         self.close()
         self._session = self._backend.open_session()
         try:
             with self._asking():
-                schema.require(self._session)
+                migrations.require(self.session)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Disconnect."""
-        if self._session is not None:
-            self._session.close()
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
-    def create(self, max_ttl: float | None = None) -> int:
-        """Create the tables, or bring them up to date; set the namespace's largest TTL. Return the tables' version."""
+    def create(self, max_ttl: float | None = None, waits: Callable[[float], object] = time.sleep) -> int:
+        """Create the tables, or bring them up to date; set the namespace's largest TTL. Return the tables' version.
+
+        If the namespace is new on a server that was promoted, this waits so that the first node need not (R15):
+        ``waits`` is called with a number of seconds, and must return after that time.
+        """
         largest = None if max_ttl is None else check_ttl("max_ttl", max_ttl)
-        store, self._session, _ = self._backend.open_control()
+        store, self._session, opened = self._backend.open_control()
+        if opened.confirmed.made_on_a_promoted_server:
+            self.close()
+            waits(timing.silence(opened.confirmed.longest_lease))
+            store, self._session, again = self._backend.open_control()
+            if again.confirmed.made_on_a_promoted_server and again.server.line == opened.server.line:
+                with self._asking():
+                    store.perform(messages.Confirm(again.confirmed, again.server))
         try:
             if largest is not None:
                 self._limit_ttl(largest)
             with self._asking():
                 store.release()
-                return schema.require(self._session)
+                return migrations.require(self.session)
         finally:
             self.close()
 
@@ -132,30 +147,30 @@ class Registry:
         longer = [f"{member.name!r} ({member.ttl:g})" for member in self.members() if member.ttl > largest]
         if longer:
             raise ConfigError(
-                f"max_ttl={largest:g} is below the TTL of living members, who rely on it: stop them first "
-                f"({', '.join(longer)})"
+                f"max_ttl={largest:g} is below the TTL of living members: stop them first ({', '.join(longer)})"
             )
         limit = {"namespace": self.namespace, "max_ttl_ms": round(largest * 1000)}
         with self._asking():
-            self._session.run(Step(statements.SET_MAX_TTL, limit))
+            self.session.run(Step(statements.SET_MAX_TTL, limit))
 
     def namespaces(self) -> list[str]:
         """Return the names of all namespaces that these tables hold."""
         return [name for (name,) in self._read(statements.NAMESPACES)]
 
-    @values.legible()
+    @records.readable()
     def roles(self) -> list[RoleInfo]:
-        """Return every role of the namespace, by name."""
+        """Return every role of the namespace, sorted by name."""
         found = []
         for role, token, id_, name, began, renewed, ttl_ms, now, candidates in self._read(statements.ROLES):
             leader, overdue = None, False
             if id_ is not None:
-                ago = values.seconds_between(renewed, now)
-                leader, overdue = LeaderInfo(role, token, id_, name, values.time_of(began), ago), ago > ttl_ms / 1000
+                ago = records.seconds_between(renewed, now)
+                leader = LeaderInfo(role, token, id_, name, records.time_of(began), ago)
+                overdue = records.overdue(ago, ttl_ms)
             found.append(RoleInfo(role, token, leader, overdue, candidates))
         return found
 
-    @values.legible()
+    @records.readable()
     def members(self) -> list[MemberInfo]:
         """Return the living members, in the order in which they joined."""
         leads: dict[str, list[str]] = {}
@@ -166,56 +181,43 @@ class Registry:
         for id_, name, host, pid, version, key, takeover, ttl_ms, joined, renewed, now in self._read(
             statements.MEMBERS
         ):
-            ago = values.seconds_between(renewed, now)
-            found.append(
-                MemberInfo(
-                    member_id=id_,
-                    name=name,
-                    host=host,
-                    pid=pid,
-                    version=version,
-                    mode="lease" if key is None else "hybrid",
-                    takeover=takeover,
-                    ttl=ttl_ms / 1000,
-                    joined=values.time_of(joined),
-                    renewed_ago=ago,
-                    overdue=ago > ttl_ms / 1000,
-                    leads=tuple(leads.get(id_, ())),
-                )
-            )
+            mode, ttl, since = "lease" if key is None else "hybrid", ttl_ms / 1000, records.time_of(joined)
+            ago = records.seconds_between(renewed, now)
+            overdue, led = records.overdue(ago, ttl_ms), tuple(leads.get(id_, ()))
+            found.append(MemberInfo(id_, name, host, pid, version, mode, takeover, ttl, since, ago, overdue, led))
         return found
 
     def history(self, role: str, limit: int = 20) -> list[TermRecord]:
         """Return the last terms of a role, newest first."""
         with self._asking():
-            return values.history(self, check_name("role", role), check_limit(limit))
+            return records.history(self, check_name("role", role), check_limit(limit))
 
     def jobs(self, role: str) -> list[JobRecord]:
-        """Return the jobs of a role whose runs were claimed, by name."""
+        """Return the jobs of a role whose runs were claimed, sorted by name."""
         with self._asking():
-            return values.jobs(self, check_name("role", role))
+            return records.jobs(self, check_name("role", role))
 
     def resign(self, role: str, to: str | None = None, timeout: float = 2 * timing.DEFAULT_TTL_S) -> LeaderInfo | None:
         """Ask the leader of ``role`` to hand over, to the candidate ``to`` if one is named; wait until it has.
 
-        Return who leads then; None if nobody else stands for it. Raises NotLeader if nobody leads, ConfigError if
-        ``to`` is not a candidate, and WaitTimeout if the leader does not answer, or a transaction under its term keeps
-        the request from being written.
+        Return the new leader; None if there is no other candidate. Raises NotLeader if the role has no leader,
+        ConfigError if ``to`` is not a candidate, and WaitTimeout if the leader does not answer, or if a transaction
+        under its term keeps the request from being written.
         """
         role = check_name("role", role)
         deadline = time.monotonic() + timeout
         before = self._leader(role)
         if before is None:
-            raise NotLeader(f"role {role!r}: nobody leads, so nobody can resign")
+            raise NotLeader(f"role {role!r} has no leader that could resign")
         with self._asking():
-            others = [one for one in values.candidates(self, role) if one.member_id != before.member_id]
-        member_id = None if to is None else values.candidate_id(role, check_name("to", to), others)
+            others = [other for other in records.candidates(self, role) if other.member_id != before.member_id]
+        member_id = None if to is None else records.candidate_id(role, check_name("to", to), others)
         self._request(role, before, member_id, deadline)
         while (after := self._leader(role)) is not None and after.token == before.token:
             if time.monotonic() >= deadline:
                 raise WaitTimeout(
-                    f"role {role!r}: {before.name!r} was asked to resign and has not within {timeout:g} s; the request "
-                    "stands, and it may be paused: then its lease runs out"
+                    f"role {role!r}: {before.name!r} was asked to resign and has not done so within {timeout:g} s; the "
+                    "request remains; if the leader is paused, its lease will run out"
                 )
             time.sleep(LOOK_EVERY_S)
         while after is None and others and time.monotonic() < deadline:
@@ -225,58 +227,85 @@ class Registry:
 
     def _leader(self, role: str) -> LeaderInfo | None:
         with self._asking():
-            return values.leader(self, role)
+            return records.leader(self, role)
 
     def _request(self, role: str, before: LeaderInfo, member_id: str | None, deadline: float) -> None:
-        """Write the request down; again, while a fenced transaction has the role's row."""
+        """Write the request; try again while a fenced transaction locks the role's row."""
         request = {"namespace": self.namespace, "role": role, "token": before.token, "to": member_id}
-        telling = self._session.notify(self.namespace, "vacant registry")
         while True:
             try:
                 with self._asking():
-                    self._session.run(Step(statements.REQUEST, request), *([telling] if telling else []))
+                    self.session.tell(self.namespace, "vacant registry")
+                    self.session.run(Step(statements.REQUEST, request))
             except _Busy:
                 if time.monotonic() >= deadline:
                     raise WaitTimeout(
                         f"role {role!r}: {before.name!r} could not be asked to resign: a transaction under its term "
-                        "keeps the role locked, and goes on; try again, or with a longer --timeout"
+                        "keeps the role locked and is still open; try again, or use a longer timeout"
                     ) from None
             else:
                 return
 
     def forget(self) -> None:
-        """Delete everything about the namespace. Its tokens begin anew: do it only when nothing uses them any more."""
+        """Delete everything about the namespace. Tokens begin again at 1: do it only if nothing uses the old ones."""
         known = self.namespaces()
         if self.namespace not in known:
             names = ", ".join(map(repr, known)) or "none"
-            raise ConfigError(f"there is no namespace {self.namespace!r}; there are: {names}")
-        living = self.members()
-        if living:
-            names = ", ".join(repr(member.name) for member in living)
-            raise ConfigError(f"namespace {self.namespace!r} has living members: stop them first ({names})")
-        with self._asking():
-            self._session.run(*(Step(text, {"namespace": self.namespace}) for text in statements.FORGET))
+            raise ConfigError(f"namespace {self.namespace!r} does not exist; existing namespaces: {names}")
+        deadline = time.monotonic() + LOOK_TIMEOUT_S
+        while True:
+            try:
+                return self._delete()
+            except _Busy:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(LOOK_EVERY_S)
 
-    # What ``values`` needs of it -------------------------------------------------------------------------------
+    def _delete(self) -> None:
+        """Delete the namespace in one transaction, which keeps nodes out; raise ConfigError if it has members."""
+        dialect = self.session.dialect.name
+        with self._asking():
+            if dialect == "mysql":  # for the next transaction only: READ COMMITTED would lock no gaps
+                self.session.read(Step("set transaction isolation level repeatable read", {}))
+            with self.session.transaction() as run:
+                run(*self._steps(statements.FORGET_ROLES), *self._steps(statements.SHUT_OUT[dialect]))
+                (members,) = run(*self._steps([statements.MEMBERS]))
+                if members.rows:
+                    names = ", ".join(repr(name) for _, name, *_ in members.rows)
+                    raise ConfigError(f"namespace {self.namespace!r} has living members: stop them first ({names})")
+                run(*self._steps(statements.FORGET_MEMBERS))
+
+    def _steps(self, texts: Iterable[str]) -> list[Step]:
+        return [Step(text, {"namespace": self.namespace}) for text in texts]
+
+    # What ``store.records`` needs -------------------------------------------------------------------------------
 
     @property
     def session(self) -> Any:
-        """The connection."""
+        """The connection; raises NodeClosed if there is none."""
+        if self._session is None:
+            raise NodeClosed(
+                f"the registry of namespace {self.namespace!r} is not connected: use it inside `with` or call connect()"
+            )
         return self._session
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
-        """Bound a call, for a server may freeze; tell of a database that was lost in the word that everybody knows."""
+        """Limit the time of a call, because a server may freeze; turn driver errors into StoreUnavailable."""
         try:
-            with limited(self._session.abort, LOOK_TIMEOUT_S, "the database: "):
+            with time_limit(self.session.abort, LOOK_TIMEOUT_S, "the database: "):
                 yield
         except Gone as error:
             raise StoreUnavailable(str(error)) from None
         except Failed as error:
-            if getattr(error.__cause__, "sqlstate", None) == LOCK_NOT_AVAILABLE:
-                raise _Busy("a transaction of somebody else's keeps the rows locked: try again") from None
+            cause: Any = error.__cause__
+            if (
+                getattr(cause, "sqlstate", None) == LOCK_NOT_AVAILABLE
+                or getattr(cause, "args", ())[:1] in LOCK_WAITED_IN_VAIN
+            ):
+                raise _Busy("another transaction locks the rows: try again") from None
             raise StoreUnavailable(f"{str(error).splitlines()[0]} (`tenure doctor` may say what to do)") from None
 
     def _read(self, text: str) -> Any:
         with self._asking():
-            return self._session.read(Step(text, {"namespace": self.namespace}))[0].rows
+            return self.session.read(*self._steps([text]))[0].rows

@@ -1,8 +1,9 @@
-"""What a node is told, checked before anything is connected.
+"""The settings of a node, checked before anything is connected.
 
 Settings come from arguments, else from ``TENURE_URL``, ``TENURE_NAMESPACE``, ``TENURE_NAME`` and ``TENURE_TTL``, else
-from defaults. The default URL is a SQLite file in the user's state directory: no server, and the same file from
-whichever directory one starts.
+from defaults. The default URL is a SQLite file in the user's state directory: it needs no server, and it is the same
+file whatever the current directory is. ``TENURE_REQUIRE_URL=1`` forbids that default: a machine that lacks its URL then
+gets an error instead of its own leader.
 """
 
 from __future__ import annotations
@@ -20,33 +21,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tenure import timing
+from tenure.core import timing
 from tenure.errors import ConfigError
 
 log = logging.getLogger("tenure.settings")
 
 MAX_NAME_BYTES = 255
-MAX_METADATA_BYTES = 65535  # what MariaDB's text holds
-MAX_LIMIT = 2**31 - 1  # what every database can count to
+MAX_METADATA_BYTES = 65535  # as much as MariaDB's text holds
+MAX_LIMIT = 2**31 - 1  # every database can count to that
 MAX_WRITTEN = 200
 MIN_BOUND_S = 0.1
-MIN_RENEW_EVERY_S = 0.05  # which is how long a statement may take, too, and 0 would be for ever
-MAX_TIMEOUT_S = 365 * 86400.0  # what the system's waits can count, and nobody waits for
+MIN_RENEW_EVERY_S = 0.05  # also the time limit of a statement, where 0 would mean no limit
+MAX_TIMEOUT_S = 365 * 86400.0  # the system's waits can count to that
 TAKEOVERS = ("instant", "strict")
 MODES = ("auto", "hybrid", "lease", "lock")
 STARTS = ("raise", "wait")
+YES = ("1", "true", "yes", "on")
+NO = ("0", "false", "no", "off")
 
 Password = str | Callable[[], str]
-"""A password, or a function without arguments that returns the present one."""
+"""A password, or a function without arguments that returns the current one."""
 
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """A node's settings, all checked. The URL may hold a password and is shown nowhere."""
+    """A node's settings, all checked. The URL may contain a password, so it is shown nowhere."""
 
     url: str = field(repr=False)
     direct_url: str | None = field(repr=False)
-    """Where the node's own connections lead, if not where the application's do."""
+    """The URL of the node's own connections, if ``url`` leads through a pooler."""
     password: Password | None = field(repr=False)
     name: str
     namespace: str
@@ -60,7 +63,7 @@ class NodeSettings:
 
     @property
     def database(self) -> str:
-        """``sqlite``, ``postgresql`` or ``mysql``, which is MariaDB, too."""
+        """``sqlite``, ``postgresql`` or ``mysql``, which includes MariaDB."""
         return _database(self.url)
 
     @property
@@ -84,7 +87,7 @@ def node_settings(
     metadata: Mapping[str, Any] | None = None,
     start: str = "raise",
 ) -> NodeSettings:
-    """Return the settings, or raise ConfigError with the value and what would be right."""
+    """Return the settings, or raise ConfigError with the wrong value and the remedy."""
     checked_ttl = _ttl(ttl)
     settings = NodeSettings(
         url=_url(url),
@@ -94,34 +97,36 @@ def node_settings(
         namespace=_named("namespace", namespace, "default"),
         ttl=checked_ttl,
         renew_every=_renew_every(renew_every, checked_ttl),
-        takeover=one_of("takeover", takeover, TAKEOVERS),
-        mode=one_of("mode", mode, MODES),
+        takeover=check_choice("takeover", takeover, TAKEOVERS),
+        mode=check_choice("mode", mode, MODES),
         schema=check_schema(schema),
         metadata=_metadata(metadata),
-        start=one_of("start", start, STARTS),
+        start=check_choice("start", start, STARTS),
     )
     _check_together(settings)
     return settings
 
 
 def _check_together(settings: NodeSettings) -> None:
-    """Raise if settings that are fine by themselves contradict each other."""
+    """Raise ConfigError if settings contradict each other."""
     if settings.direct_url is not None and not settings.database == _database(settings.direct_url) == "postgresql":
         raise ConfigError("direct_url is for PostgreSQL behind a pooler: both URLs must be postgresql://…")
     if settings.password is not None and settings.database == "sqlite":
-        raise ConfigError("password= is for PostgreSQL and MariaDB, and the URL names sqlite: leave it out")
+        raise ConfigError("password= is for PostgreSQL and MariaDB, but the URL names sqlite: leave it out")
     if settings.schema != "tenure" and settings.database != "postgresql":
         raise ConfigError(
-            f"schema={settings.schema!r} is PostgreSQL's, and the URL names {settings.database}: leave it out"
+            f"schema={settings.schema!r} is only for PostgreSQL, but the URL names {settings.database}: leave it out"
         )
     if settings.mode == "lock" and settings.database != "postgresql":
-        raise ConfigError(f"mode='lock' needs PostgreSQL's advisory locks, and the URL names {settings.database}")
+        raise ConfigError(f"mode='lock' needs PostgreSQL, but the URL names {settings.database}: use mode='auto'")
     if settings.mode == "lock" and settings.takeover == "strict":
-        raise ConfigError("mode='lock' has no lease to wait for, so takeover='strict' is not to be had: use 'hybrid'")
+        raise ConfigError(
+            "mode='lock' has no lease to wait for, so takeover='strict' is not available: use mode='hybrid'"
+        )
 
 
-def written(value: object) -> str:
-    """Return a value as it would be written, cut short: a message about a wrong one must not fail, nor fill a log."""
+def short_repr(value: object) -> str:
+    """Return a short ``repr`` of a value: a message about a wrong value must not fail, or fill a log."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # too many digits, or too deep
@@ -130,57 +135,57 @@ def written(value: object) -> str:
 
 
 def check_name(what: str, value: str) -> str:
-    """Return a name (of a role, node or namespace) in NFC, or say what is wrong with it."""
+    """Return a name (of a role, node or namespace) in NFC, or raise ConfigError."""
     if not isinstance(value, str):
-        raise ConfigError(f"{what}={written(value)} must be text")
+        raise ConfigError(f"{what}={short_repr(value)} must be text")
     shown = value if len(value) <= MAX_NAME_BYTES else value[:40] + "…"
     text = unicodedata.normalize("NFC", value)
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
         raise ConfigError(f"{what}={shown!r} contains control characters or lone surrogates: leave them out")
     size = len(text.encode())
     if not 1 <= size <= MAX_NAME_BYTES:
-        raise ConfigError(f"{what}={shown!r} has {size} bytes: give it 1 to {MAX_NAME_BYTES}")
+        raise ConfigError(f"{what}={shown!r} is {size} bytes long: use 1 to {MAX_NAME_BYTES} bytes")
     if text.isspace():
-        raise ConfigError(f"{what}={shown!r} is blank: give it a character that shows")
+        raise ConfigError(f"{what}={shown!r} is blank: use at least one visible character")
     return text
 
 
 def check_encoding(what: str, name: str, encoding: str) -> str:
-    """Return a name if a database in that encoding (a Python codec) can hold it, or say that it cannot."""
+    """Return a name if a database with this encoding (a Python codec) can store it, or raise ConfigError."""
     try:
         name.encode(encoding)
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{what}={name!r} cannot be written in this database: its encoding ({encoding}) has no "
-            f"{name[error.start]!r}; choose another name, or a database in UTF8"
+            f"{what}={name!r} cannot be stored in this database, whose encoding ({encoding}) has no "
+            f"{name[error.start]!r}: choose another name, or a database in UTF8"
         ) from None
     return name
 
 
 def check_password(password: object) -> str:
-    """Return a password, or say what is wrong with it without showing it."""
+    """Return a password, or raise ConfigError without showing it."""
     if not isinstance(password, str):
         raise ConfigError(
             f"password must be text, or a function without arguments that returns text, not {type(password).__name__}"
         )
     if not password:
-        raise ConfigError("password is empty: give one, or leave it out")
+        raise ConfigError("password is empty: give a password, or leave it out")
     _check_characters("password", password)
     return password
 
 
 def check_timeout(timeout: float | None) -> float | None:
-    """Return how long to wait, in seconds, or say what is wrong with it; None is for ever."""
+    """Return how long to wait, in seconds, or raise ConfigError. None means for ever."""
     if timeout is None:
         return None
     value = _number("timeout", timeout)
     if value < 0:
-        raise ConfigError(f"timeout={written(timeout)} must be 0 or more seconds, or None to wait for ever")
+        raise ConfigError(f"timeout={short_repr(timeout)} must be 0 or more seconds, or None to wait for ever")
     return min(value, MAX_TIMEOUT_S)
 
 
 def check_seconds(what: str, seconds: object) -> float:
-    """Return a number of seconds above 0, or say what is wrong with it."""
+    """Return a number of seconds above 0, or raise ConfigError."""
     value = _number(what, seconds)
     if value <= 0:
         raise ConfigError(f"{what}={seconds!r} must be a number of seconds above 0")
@@ -188,7 +193,7 @@ def check_seconds(what: str, seconds: object) -> float:
 
 
 def check_stop_within(seconds: object, settings: NodeSettings) -> float:
-    """Return the seconds of trust that are kept back for stopping services, if the lease leaves so many."""
+    """Return the seconds of trust that are reserved for stopping services, or raise ConfigError."""
     value = check_seconds("stop_within", seconds)
     most = timing.trust(settings.ttl) - 2 * settings.renew_every
     if value > most:
@@ -200,39 +205,39 @@ def check_stop_within(seconds: object, settings: NodeSettings) -> float:
 
 
 def check_callback(callback: Callable[..., object]) -> None:
-    """Raise ConfigError for what cannot be called, or would only make a coroutine that nobody awaits."""
+    """Raise ConfigError if the callback is not a plain function: nothing would await a coroutine."""
     if not callable(callback):
         raise ConfigError(f"callback={callback!r} must be a function")
     if any(map(inspect.iscoroutinefunction, (callback, type(callback).__call__))):
         raise ConfigError(
-            f"callback={callback!r} must be a plain function, since nobody would await this one: read "
-            "election.events() in a task of yours, or await term.wait_lost()"
+            f"callback={callback!r} must be a plain function, since nothing would await this one: read "
+            "election.events() in your own task, or await term.wait_lost()"
         )
 
 
 def check_lock_id(lock_id: object) -> int:
-    """Return the number of an advisory lock, given as a number or as text (decimal or 0x…), or say what is wrong."""
+    """Return the number of an advisory lock, given as a number or as text (decimal or 0x…), or raise ConfigError."""
     try:
         number = int(lock_id, 0) if isinstance(lock_id, str) else lock_id
     except ValueError:
         number = None
     if not isinstance(number, int) or isinstance(number, bool) or not -(2**63) <= number < 2**63:
         raise ConfigError(
-            f"lock_id={written(lock_id)} must be a whole number of 64 bits with a sign, -2**63 to 2**63-1, as "
-            "PostgreSQL's advisory locks are; an unsigned one from 2**63 on is that less 2**64"
+            f"lock_id={short_repr(lock_id)} must be a signed 64-bit integer, -2**63 to 2**63-1, as PostgreSQL's "
+            "advisory locks are; to convert an unsigned id >= 2**63, subtract 2**64"
         )
     return number
 
 
 def check_limit(limit: object) -> int:
-    """Return how many of something are wanted, or say what is wrong with it."""
+    """Return the largest number of rows to read, or raise ConfigError."""
     if not isinstance(limit, int) or limit < 1:
-        raise ConfigError(f"limit={written(limit)} must be a whole number above 0")
+        raise ConfigError(f"limit={short_repr(limit)} must be a whole number above 0")
     return min(limit, MAX_LIMIT)
 
 
 def default_name(pid: int) -> str:
-    """Return what a node of that process is called if nobody says."""
+    """Return the default name of a node in the process ``pid``."""
     return f"{socket.gethostname()}-{pid}"
 
 
@@ -245,16 +250,28 @@ def _named(what: str, given: str | None, default: str) -> str:
 
 
 def _check_characters(what: str, text: str) -> None:
-    """Refuse what no database is told, without showing it: the driver's own error would."""
+    """Refuse characters that no driver accepts, without showing the text: the driver's error would show it."""
     if any(unicodedata.category(character) == "Cs" or character == "\0" for character in text):
         raise ConfigError(f"{what} contains NUL or lone surrogates (bytes that are not UTF-8): leave them out")
 
 
 def _url(given: str | None) -> str:
+    _url_required()  # always, so that a wrong value is an error even if the variable is not needed
     url = os.environ.get("TENURE_URL") if given is None else given
     if url is None:
-        return _default_url()
+        path = default_file()
+        log.warning("no URL given, so only processes on this machine elect a leader together: using %s", path)
+        return f"sqlite:///{path}"
     return _checked_url("TENURE_URL" if given is None else "the URL", url)
+
+
+def _url_required() -> bool:
+    """Whether TENURE_REQUIRE_URL forbids the default file. An empty value counts as none."""
+    value = os.environ.get("TENURE_REQUIRE_URL") or NO[0]
+    if value.lower() not in (*YES, *NO):
+        allowed = ", ".join((*YES, *NO))
+        raise ConfigError(f"TENURE_REQUIRE_URL={short_repr(value)} must be one of {allowed}")
+    return value.lower() in YES
 
 
 def _checked_url(what: str, url: str) -> str:
@@ -267,11 +284,13 @@ def _checked_url(what: str, url: str) -> str:
     scheme = scheme.lower().partition("+")[0]
     if scheme == "sqlite":
         if not rest.startswith("///"):
-            raise ConfigError("a SQLite URL is sqlite:///relative.db or sqlite:////absolute/path.db")
+            raise ConfigError(
+                f"{what} is not a valid SQLite URL: use sqlite:///relative.db or sqlite:////absolute/path.db"
+            )
     elif scheme not in ("postgresql", "postgres", "mysql", "mariadb"):
-        # Quoted only if it is no more than a scheme: a connection string in another form may hold a password.
+        # Shown only if it is a scheme: a connection string in another form may contain a password.
         is_scheme = re.match(r"[a-z]\w*(\+\w+)?://", url)
-        shown = f"unknown database {written(scheme)} in the URL" if is_scheme else "not a database URL"
+        shown = f"unknown database {short_repr(scheme)} in the URL" if is_scheme else "not a database URL"
         raise ConfigError(f"{shown}: use postgresql://…, mysql://… or sqlite:///…")
     return scheme + separator + rest
 
@@ -281,15 +300,19 @@ def _database(url: str) -> str:
     return {"postgres": "postgresql", "mariadb": "mysql"}.get(scheme, scheme)
 
 
-def _default_url() -> str:
-    """Return the file of this user on this machine, and make its directory."""
+def default_file() -> Path:
+    """Return this user's file on this machine, and create its directory; raise ConfigError if a URL is required."""
+    if _url_required():
+        raise ConfigError(
+            f"no URL given, and TENURE_REQUIRE_URL={os.environ['TENURE_REQUIRE_URL']} forbids the default file on "
+            "this machine: set TENURE_URL, or give a URL"
+        )
     try:
         path = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "tenure", "tenure.db")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
-        raise ConfigError(f"no URL given, and no place for a local file ({error}): give a URL") from None
-    log.warning("no URL given, so only processes on this machine elect a leader together: using %s", path)
-    return f"sqlite:///{path}"
+        raise ConfigError(f"no URL given, and the default file cannot be used ({error}): give a URL") from None
+    return path
 
 
 def _ttl(given: float | None) -> float:
@@ -299,7 +322,7 @@ def _ttl(given: float | None) -> float:
 
 
 def check_ttl(what: str, ttl: object) -> float:
-    """Return a TTL in seconds, or say what is wrong with it."""
+    """Return a TTL in seconds, or raise ConfigError."""
     value = _number(what, ttl)
     if not timing.MIN_TTL_S <= value <= timing.MAX_TTL_S:
         raise ConfigError(f"{what}={value:g} must be {timing.MIN_TTL_S:g} to {timing.MAX_TTL_S:g} seconds")
@@ -307,10 +330,10 @@ def check_ttl(what: str, ttl: object) -> float:
 
 
 def check_bound(bound: float) -> float:
-    """Return how long a fenced transaction may last, in seconds, or say what is wrong with it."""
+    """Return how long a fenced transaction may last, in seconds, or raise ConfigError."""
     value = _number("bound", bound)
     if not MIN_BOUND_S <= value <= timing.MAX_TTL_S:
-        raise ConfigError(f"bound={written(bound)} must be {MIN_BOUND_S:g} to {timing.MAX_TTL_S:g} seconds")
+        raise ConfigError(f"bound={short_repr(bound)} must be {MIN_BOUND_S:g} to {timing.MAX_TTL_S:g} seconds")
     return value
 
 
@@ -320,7 +343,7 @@ def _renew_every(renew_every: float | None, ttl: float) -> float:
     value = _number("renew_every", renew_every)
     if not MIN_RENEW_EVERY_S <= value <= timing.trust(ttl) / 2:
         raise ConfigError(
-            f"renew_every={written(renew_every)} must be {MIN_RENEW_EVERY_S:g} to {timing.trust(ttl) / 2:g} seconds "
+            f"renew_every={short_repr(renew_every)} must be {MIN_RENEW_EVERY_S:g} to {timing.trust(ttl) / 2:g} seconds "
             f"(with ttl={ttl:g}), so that one lost renewal does not cost the leadership"
         )
     return value
@@ -328,28 +351,28 @@ def _renew_every(renew_every: float | None, ttl: float) -> float:
 
 def _number(what: str, value: object) -> float:
     if isinstance(value, bool):
-        raise ConfigError(f"{what}={written(value)} must be a number of seconds")
+        raise ConfigError(f"{what}={short_repr(value)} must be a number of seconds")
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{what}={written(value)} must be a number of seconds") from None
+        raise ConfigError(f"{what}={short_repr(value)} must be a number of seconds") from None
     if not math.isfinite(number):
-        raise ConfigError(f"{what}={written(value)} must be a finite number of seconds")
+        raise ConfigError(f"{what}={short_repr(value)} must be a finite number of seconds")
     return number
 
 
-def one_of(what: str, value: str, allowed: tuple[str, ...]) -> str:
-    """Return one of the words that are allowed, or say which are."""
+def check_choice(what: str, value: str, allowed: tuple[str, ...]) -> str:
+    """Return the value if it is one of those allowed, or raise ConfigError with the list of them."""
     if value not in allowed:
-        raise ConfigError(f"{what}={written(value)} must be one of {', '.join(map(repr, allowed))}")
+        raise ConfigError(f"{what}={short_repr(value)} must be one of {', '.join(map(repr, allowed))}")
     return value
 
 
 def check_schema(schema: object) -> str:
-    """Return the name of a schema, or say what is wrong with it."""
+    """Return the name of a schema, or raise ConfigError."""
     if not isinstance(schema, str) or not re.fullmatch(r"(?!pg_)[^\W\d]\w*", schema) or len(schema.encode()) > 63:
         raise ConfigError(
-            f"schema={written(schema)} must be an identifier of letters, digits and underscores, at most 63 bytes "
+            f"schema={short_repr(schema)} must be an identifier of letters, digits and underscores, at most 63 bytes "
             "long, and not begin with a digit or pg_"
         )
     return schema
@@ -359,7 +382,10 @@ def _metadata(metadata: Mapping[str, Any] | None) -> str:
     try:
         text = json.dumps(dict(metadata or {}), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"metadata={written(metadata)} must be a mapping that JSON can hold: {error}") from None
+        raise ConfigError(f"metadata={short_repr(metadata)} must be a mapping that JSON can hold: {error}") from None
     if len(text) > MAX_METADATA_BYTES:
-        raise ConfigError(f"metadata={written(metadata)} has {len(text)} bytes as JSON: at most {MAX_METADATA_BYTES}")
+        raise ConfigError(
+            f"metadata={short_repr(metadata)} is {len(text)} bytes long as JSON: shorten it to at most "
+            f"{MAX_METADATA_BYTES}"
+        )
     return text

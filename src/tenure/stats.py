@@ -1,8 +1,8 @@
-"""What a node measures about itself, and the values that it shows of it.
+"""The numbers that a node measures about itself.
 
-The engine writes, under its lock, a few numbers a renewal; anybody reads, without a lock, for what is read together is
-replaced as a whole. Nothing here asks the database: whether somebody leads a role is read off the answer to a renewal,
-which names the roles that nobody holds.
+The engine writes a few numbers per renewal, under its lock. Any thread reads them without a lock, because numbers that
+belong together are replaced as a whole. Nothing here asks the database: the reply to a renewal names the vacant roles,
+so all others have a leader.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tenure import asks
-from tenure.candidacy import LONG_AGO, Candidacy
-from tenure.events import Deposed, Elected, Event, LeaderChanged, Suspended
+from tenure import clock
+from tenure.core import messages, timing
+from tenure.core.roles import Roles
+from tenure.events import Deposed, Elected, EndReason, Event, LeaderChanged, Suspended
+
+if TYPE_CHECKING:
+    from tenure.engine.candidacy import Candidacy
+    from tenure.engine.engine import Engine
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds of the latencies that are counted together, in seconds."""
+"""The upper bounds of the histogram of latencies, in seconds."""
 
-REASONS = {
-    "resigned": "resigned",
-    "left": "left",
-    "lapsed": "lapsed",
-    "the connection was cut": "cut",
-    "the server was replaced": "replaced",
-    "the membership was ended": "ended",
-    "the role was taken": "taken",
+REASONS: dict[str, str] = {
+    reason: reason.name.lower() for reason in EndReason if reason not in (EndReason.SILENCE, EndReason.DEATH)
 }
-"""Why a term ends, as the protocol tells it, and the word under which that is counted."""
+"""The reasons for the end of a term, as in ``Deposed.reason``, and the word under which each is counted."""
 TRANSITIONS = ("elected", "suspended", "resumed", *REASONS.values())
 
 
 @dataclass(frozen=True)
 class Latency:
-    """How long successful renewals took, from the question to the answer.
+    """How long successful renewals took, from the request to the reply.
 
-    ``buckets`` are pairs of an upper bound in seconds and how many took no longer than that, the last one unbounded.
+    ``buckets`` are pairs of an upper bound in seconds and how many renewals took no longer. The last bound is infinite.
     """
 
     count: int
@@ -43,7 +43,7 @@ class Latency:
     buckets: tuple[tuple[float, int], ...]
 
     def plus(self, seconds: float) -> Latency:
-        """Return this and one more."""
+        """Return this with one more renewal."""
         first = bisect_left(BUCKETS_S, seconds)
         buckets = tuple((bound, n + (at >= first)) for at, (bound, n) in enumerate(self.buckets))
         return Latency(self.count + 1, self.seconds + seconds, buckets)
@@ -53,7 +53,7 @@ class Latency:
 class RoleStats:
     """What a node knows about a role that it stands for, or stood for.
 
-    ``token`` is that of the term held, 0 while none is. ``transitions`` counts since the node was made: ``elected``,
+    ``token`` is that of the term held, else 0. ``transitions`` counts since the node was created: ``elected``,
     ``suspended``, ``resumed``, and the ends of terms by reason (``resigned``, ``left``, ``lapsed``, ``cut``,
     ``replaced``, ``ended``, ``taken``).
     """
@@ -64,13 +64,13 @@ class RoleStats:
     token: int
     transitions: Mapping[str, int]
     leader_seen_ago: float | None
-    """Seconds since this node last saw the role held, by itself or by another; since it stood, if never; None if it
-    does not stand. A follower looks with every renewal."""
+    """Seconds since this node last saw the role held, by itself or by another node; if it never did, since it became a
+    candidate; None if it is not a candidate. A follower checks this with every renewal."""
 
 
 @dataclass(frozen=True)
 class NodeStats:
-    """What a node measured of itself: numbers since it was made, and seconds at the moment of asking."""
+    """What a node measured: counts since it was created, and seconds at the moment of the call."""
 
     node: str
     namespace: str
@@ -78,81 +78,97 @@ class NodeStats:
     trust_remaining: float
     """Seconds until the terms of this node lapse unless the lease is renewed; 0 in doubt, and while it has no lease."""
     renewed_ago: float | None
-    """Seconds since the lease was last renewed; since the node was started, if never; None while it does not run."""
+    """Seconds since the lease was last renewed; if it never was, since the start; None if the node is not running."""
     renewals: Latency
     renewals_failed: int
     """Renewals that were refused or got no answer. While there is no connection at all, none is sent."""
     roles: tuple[RoleStats, ...]
 
 
-class Meter:
+class StatsRecorder:
     """The numbers of one node."""
 
     def __init__(self) -> None:
-        """Begin at zero."""
         self.renewals = Latency(0, 0.0, tuple((bound, 0) for bound in (*BUCKETS_S, float("inf"))))
         self.renewals_failed = 0
-        self.renewed_at = LONG_AGO
+        self.renewed_at = timing.LONG_AGO
         self._transitions: dict[str, dict[str, int]] = {}
         self._seen: dict[str, float] = {}
 
     # Under the engine's lock
 
     def started(self, now: float) -> None:
-        """Take in that the node runs from now on."""
+        """Record that the node was started."""
         self.renewed_at = now
 
     def stood(self, role: str, now: float) -> None:
-        """Take in that the node stands for ``role`` from now on."""
+        """Record that the node stands for ``role`` from now on."""
         self._seen[role] = now
-        self._transitions.setdefault(role, dict.fromkeys(TRANSITIONS, 0))  # last: who reads it asks for the rest
+        # Written last: readers take the roles from here, and expect to find each of them in _seen.
+        self._transitions.setdefault(role, dict.fromkeys(TRANSITIONS, 0))
 
     def answered(
-        self, ask: asks.ControlAsk, answer: asks.ControlAnswer, roles: Candidacy, seconds: float, now: float
+        self, request: messages.ControlRequest, answer: messages.ControlReply, roles: Roles, seconds: float, now: float
     ) -> None:
-        """Take in the answer to an ask, after the protocol has: only what renews the lease counts.
+        """Record a reply, after the protocol has processed it. Only a reply that renews the lease counts.
 
-        A role that is not vacant has a living holder. But what was not asked about yet is not known; and one that the
-        row still gives to this node, under a token that was dropped here, is led by nobody.
+        A role that is not vacant has a living holder, with two exceptions. A role for which this node has not
+        registered yet was not asked about. And a role whose row still names this node, with a token that the node has
+        dropped, has no leader.
         """
-        if isinstance(answer, asks.Joined) and answer.sentinel:
+        if isinstance(answer, messages.Joined) and answer.sentinel:
             self.renewed_at = now
-        elif isinstance(answer, asks.Standing) and answer.alive:
+        elif isinstance(answer, messages.Standing) and answer.alive:
             self.renewed_at = now
             self.renewals = self.renewals.plus(seconds)
             vacant = {vacancy.role for vacancy in answer.vacant}
             dropped = {mine.role for mine in answer.held} - roles.holding.keys()
             self._seen.update(dict.fromkeys(roles.standing - roles.unregistered - vacant - dropped, now))
-        elif isinstance(answer, asks.Standing):
-            self.failed(ask)
+        elif isinstance(answer, messages.Standing):
+            self.failed(request)
 
-    def failed(self, ask: asks.ControlAsk) -> None:
-        """Take in that an ask failed."""
-        if isinstance(ask, (asks.Renew, asks.Resume)):
+    def failed(self, request: messages.ControlRequest) -> None:
+        """Record that a request failed."""
+        if isinstance(request, (messages.Renew, messages.Resume)):
             self.renewals_failed += 1
 
-    def happened(self, event: Event, now: float, believed_until: float) -> None:
-        """Take in an event. Up to ``believed_until``, the deadline that was public before it, this node led."""
+    def happened(self, event: Event, now: float, trusted_before: float) -> None:
+        """Record an event. This node led until ``trusted_before``, the deadline that was public before the event."""
         if isinstance(event, LeaderChanged) or event.role not in self._transitions:
             return
         if isinstance(event, Elected):
             self._seen[event.role] = now
         elif isinstance(event, (Suspended, Deposed)):
-            self._seen[event.role] = max(self._seen[event.role], min(now, believed_until))
+            self._seen[event.role] = max(self._seen[event.role], min(now, trusted_before))
         kind = REASONS.get(event.reason, "other") if isinstance(event, Deposed) else type(event).__name__.lower()
         counts = self._transitions[event.role]
         counts[kind] = counts.get(kind, 0) + 1
 
-    # From anywhere
+    # From any thread, without the lock
 
     def roles(self) -> list[str]:
         """Return the roles that the node stands or stood for."""
         return list(self._transitions)
 
-    def transitions(self, role: str) -> dict[str, int]:
-        """Return how often what happened to this node in ``role``."""
-        return dict(self._transitions[role])
+    def role_stats(self, candidacy: Candidacy, now: float, *, running: bool) -> RoleStats:
+        """Return what is known about a role now."""
+        role, holding, standing = candidacy.role, candidacy.holding, running and candidacy.standing
+        seen_ago = max(0.0, now - self._seen[role]) if holding is None else 0.0
+        token, transitions = holding.token if holding else 0, self._transitions[role].copy()
+        return RoleStats(role, standing, holding is not None, token, transitions, seen_ago if standing else None)
 
-    def seen(self, role: str) -> float:
-        """Return when ``role`` was last seen to be held."""
-        return self._seen[role]
+
+def stats_of(engine: Engine) -> NodeStats:
+    """Return the numbers that a node has measured. Takes no lock."""
+    engine.check_own()
+    recorder, now, running = engine.recorder, clock.now(), engine.running
+    return NodeStats(
+        node=engine.settings.name,
+        namespace=engine.settings.namespace,
+        ttl=engine.ttl,
+        trust_remaining=max(0.0, engine.lease.deadline - now) if running else 0.0,
+        renewed_ago=max(0.0, now - recorder.renewed_at) if running else None,
+        renewals=recorder.renewals,
+        renewals_failed=recorder.renewals_failed,
+        roles=tuple(recorder.role_stats(engine.candidacy(role), now, running=running) for role in recorder.roles()),
+    )

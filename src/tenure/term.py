@@ -1,4 +1,4 @@
-"""A term: one holding of a role, numbered by its token. A value with a deadline; every read compares with the clock."""
+"""A term: one holding of a role, numbered by its token. It is valid until a deadline, which renewals extend."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tenure import connections
 from tenure.clock import now
-from tenure.engine import Lease
+from tenure.engine.candidacy import Holding
 from tenure.errors import ConfigError, Fenced, LeadershipLost, NodeClosed, NotLeader
-from tenure.settings import check_bound, check_timeout
-from tenure.values import JobRecord
+from tenure.fence import job_runs
+from tenure.fence.fence import fence
+from tenure.internals import engine_of
+from tenure.settings import check_bound, check_callback, check_timeout
+from tenure.store.records import JobRecord
+from tenure.transaction import OwnTransaction, fenced
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,119 +30,99 @@ NOT_FENCEABLE = (
 )
 
 
-def _claims() -> Any:
-    """Load what few programs need: the runs of jobs."""
-    from tenure import claims  # noqa: PLC0415
-
-    return claims
-
-
 class BaseTerm:
-    """What a term is, whoever waits for it."""
+    """What :class:`Term` and :class:`AsyncTerm` have in common: a view of what the engine knows about a term."""
 
-    def __init__(self, election: BaseElection[Any], token: int, member_id: str, lease: Lease) -> None:
-        """Begin under a lease; made by the election, not by you."""
+    def __init__(self, election: BaseElection[Any], holding: Holding) -> None:
+        """Only an election creates terms."""
         self._election = election
-        self._lease = lease
-        self._reason: str | None = None
-        self._callbacks: list[Callable[[Self], object]] = []
-        self.token = token
-        """The fencing token: it only grows from term to term. 0 in mode ``lock``, where there is none."""
-        self.member_id = member_id
-        """The membership under which the role was acquired."""
+        self._engine = engine_of(election)
+        self._holding = holding
+        self._call = election._call  # noqa: SLF001 - calls the application's callbacks on the right thread
 
     def __repr__(self) -> str:
         """Show role, token and state."""
-        state = f"lost: {self._reason}" if self._reason else ("valid" if self.valid else "not valid")
+        state = f"lost: {self.lost_reason}" if self.lost_reason else ("valid" if self.valid else "not valid")
         return f"<{type(self).__name__} role={self.role!r} token={self.token} {state}>"
 
     @property
     def role(self) -> str:
         """The role that is held."""
-        return self._election.role
+        return self._holding.role
 
     @property
     def namespace(self) -> str:
         """The namespace of the role."""
-        return self._election.namespace
+        return self._holding.namespace
 
     @property
-    def schema(self) -> str:
-        """The schema of Tenure's tables (PostgreSQL)."""
-        return self._election.schema
+    def token(self) -> int:
+        """The fencing token: it only grows from term to term. 0 in mode ``lock``, where there is none."""
+        return self._holding.token
+
+    @property
+    def member_id(self) -> str:
+        """The membership under which the role was acquired."""
+        return self._holding.member_id
 
     @property
     def valid(self) -> bool:
         """Whether this term may be acted on at this moment. False in doubt; False for good once lost."""
-        return now() < self._lease.deadline and self._reason is None
-
-    @property
-    def trusted_until(self) -> float:
-        """When trust ends unless it is renewed, by ``tenure.clock``; long ago while in doubt."""
-        return self._lease.deadline
+        return self._holding.valid
 
     @property
     def remaining(self) -> float:
         """Seconds until trust ends unless it is renewed; 0 if it has ended."""
-        return max(0.0, self._lease.deadline - now()) if self._reason is None else 0.0
+        return max(0.0, self._holding.lease.deadline - now()) if self.lost_reason is None else 0.0
 
     @property
     def lost_reason(self) -> str | None:
         """Why the term is over; None while it is not."""
-        return self._reason
+        return self._holding.reason
 
     def on_lost(self, callback: Callable[[Self], object]) -> None:
-        """Call ``callback(term)`` when the term is over; at once if it is over already.
+        """Call ``callback(term)`` when the term is over; at once if it already is.
 
         A ``Node`` calls it on a thread for callbacks, an ``AsyncNode`` on its event loop.
         """
-        self._election.on_lost(self, callback)
-
-    def lose(self, reason: str) -> list[Callable[[Self], object]]:
-        """Mark the term as over and return who wants to know; called by the election."""
-        self._reason = reason
-        callbacks, self._callbacks = self._callbacks, []
-        return callbacks
-
-    @property
-    def _settled(self) -> bool:
-        return self._reason is not None or self.valid
+        check_callback(callback)
+        with self._engine.lock:
+            if self.lost_reason is None:
+                self._engine.check_own()
+                self._holding.on_end.append(lambda: self._call(lambda: callback(self)))
+                return
+        self._call(lambda: callback(self))
 
     def _check(self) -> None:
-        """Let a deadline that has passed be announced; and in a forked child nobody would ever end the doubt."""
-        self._election.settle()
-        if self._reason is None:
-            self._election.check_running()
-
-    def _raise_if_lost(self) -> None:
-        if self._reason is not None:
-            msg = f"role {self.role!r}: the term with token {self.token} is over ({self._reason})"
-            raise LeadershipLost(msg, role=self.role, token=self.token)
+        """Announce the end of trust if it is due; raise NodeClosed if no thread is running that could end a doubt."""
+        self._engine.announce_expiry()
+        if self.lost_reason is None:
+            self._engine.check_running()
 
     def _is_own_end(self, error: BaseException | None) -> bool:
-        """Whether an error says no more than that this term is over: then its block has ended as it should."""
+        """Whether an error only says that this term is over: then its block has ended as it should."""
         over = isinstance(error, LeadershipLost) or (isinstance(error, Fenced) and not error.retryable)
         return over and (error.role, error.token) == (self.role, self.token)  # type: ignore[union-attr]
 
     def _bound(self, bound: float | None) -> float:
-        if self._election.has_no_token:
+        if not self._engine.has_tokens:
             raise ConfigError(NOT_FENCEABLE)
-        return self._election.ttl if bound is None else check_bound(bound)
+        return self._engine.ttl if bound is None else check_bound(bound)
 
     @contextlib.contextmanager
     def _fenced(self, bound: float | None) -> Iterator[Transaction]:
         bound_s = self._bound(bound)
-        with self._election.backend.transaction() as connection:
-            connections.fence(connection, self, bound_s)
-            yield Transaction(connection, self, bound_s)
+        with self._engine.backend.transaction() as connection:
+            own = fenced(connection, self._holding, bound_s)
+            yield Transaction(own, self._holding)
+            own.commit()
 
 
 class Term(BaseTerm):
     """One holding of one role by this node. Once lost, it stays lost.
 
-    As a context manager it ends with its block: leaving the block resigns the term if it still stands, and a
-    LeadershipLost or Fenced that says that this term is over is swallowed, so that a loop over ``node.terms(role)``
-    campaigns again.
+    As a context manager it ends with its block. Leaving the block resigns the term if it is not over. A LeadershipLost
+    or Fenced which says that this term is over is swallowed, so that a loop over ``node.terms(role)`` campaigns again.
     """
 
     _election: Election
@@ -147,53 +130,65 @@ class Term(BaseTerm):
     def ensure(self) -> None:
         """Return if the term is valid; raise LeadershipLost if it is over.
 
-        In doubt (the database restarts) it waits until the doubt is over, which takes no longer than the trust lasts.
+        In doubt (while the database restarts) it waits until the doubt is over: until trust runs out at the latest.
         """
         if self.valid:
             return
         self._check()
-        self._election.wait_for(lambda: self._settled, None)
-        self._raise_if_lost()
+        self._engine.wait_for(lambda: not self._holding.in_doubt)
+        self._holding.raise_if_lost()
 
     def wait_lost(self, timeout: float | None = None) -> bool:
         """Wait until the term is over; False if ``timeout`` seconds pass first."""
-        self._election.wait_for(lambda: self._reason is not None, check_timeout(timeout))
-        self._election.settle()  # who was paused may be here before the keeper has said so
-        return self._reason is not None
+        self._engine.wait_for(lambda: self.lost_reason is not None, check_timeout(timeout))
+        self._engine.announce_expiry()  # after a pause this thread may run before the keeper has announced the loss
+        return self.lost_reason is not None
 
     def fence(self, connection: Any, *, bound: float | None = None) -> None:
-        """Check inside the transaction of ``connection`` that this term is the latest, and keep it so until it ends.
+        """Check in ``connection``'s transaction that this term is the latest; it stays so until the transaction ends.
 
         Raises Fenced if it is not: on PostgreSQL the transaction then cannot commit, elsewhere it has been rolled
-        back. The database judges; no local clock is asked. The server ends the transaction after ``bound`` seconds
-        (the TTL by default), so that a paused leader holds up its successor no longer.
+        back. The database decides, without any local clock. The server ends the transaction after ``bound`` seconds
+        (the TTL by default), so that a paused leader delays its successor no longer than that.
         """
-        connections.fence(connection, self, self._bound(bound))
+        fence(connection, self._holding, self._bound(bound))
 
     def claim(self, connection: Any, job: str, due: datetime, *, bound: float | None = None) -> bool:
         """Fence the transaction of ``connection``, and claim in it the run of ``job`` that is due at ``due``.
 
-        True if neither that run nor a later one was claimed before, by whichever term of the role. The claim stands
-        when the transaction commits, and what is written beside it happens as often as the claim: at most once. Raises
-        Fenced as :meth:`fence` does.
+        True if no term of the role has claimed that run, or a later one, before. The claim takes effect when the
+        transaction commits, and so does what the transaction writes: at most once for each run. Raises Fenced as
+        :meth:`fence` does.
         """
-        return bool(_claims().perform(connection, self, self._bound(bound), _claims().claim(self, job, due)))
+        return self._perform(connection, bound, job_runs.claim(self._holding, job, due))
 
     def finish(self, connection: Any, job: str, due: datetime, *, bound: float | None = None) -> bool:
         """Fence the transaction of ``connection``, and mark in it the run of ``job`` that was due at ``due`` as done.
 
-        True if neither that run nor a later one was marked before. What a run that may be repeated writes beside
-        this happens once, if it is left out (rolled back) where this says False.
+        True if neither that run nor a later one was marked before. To write the results of a repeatable run once, write
+        them in the same transaction, and roll back if this returns False.
         """
-        return bool(_claims().perform(connection, self, self._bound(bound), _claims().finish(self, job, due)))
+        return self._perform(connection, bound, job_runs.finish(self._holding, job, due))
+
+    def _perform(self, connection: Any, bound: float | None, statement: job_runs.JobStatement) -> bool:
+        return bool(job_runs.perform(connection, self._holding, self._bound(bound), statement))
 
     def transaction(self, *, bound: float | None = None) -> contextlib.AbstractContextManager[Transaction]:
-        """Open a fenced transaction on a connection of its own; it commits only if this term is still the latest."""
+        """Open a fenced transaction on a new connection; it commits only if this term is still the latest.
+
+        Leaving the block commits everything in it, or raises. NotCommitted says that a statement ended the transaction
+        inside the block, or that one failed and its error was swallowed.
+        """
         return self._fenced(bound)
 
     def resign(self, to: str | None = None) -> None:
-        """Hand over now; see :meth:`Election.resign`."""
-        if self._reason is None:
+        """Hand over now; see :meth:`Election.resign`.
+
+        A term that is over has nothing to hand over: without ``to`` nothing happens, with it LeadershipLost is raised.
+        """
+        if to is not None:
+            self._holding.raise_if_lost()
+        if self.lost_reason is None:
             self._election.resign(to)
 
     def __enter__(self) -> Self:
@@ -203,8 +198,9 @@ class Term(BaseTerm):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """Resign if the term still stands; swallow its own LeadershipLost."""
-        with contextlib.suppress(NodeClosed, NotLeader):  # a forked child leaves the parent's term alone; lost just now
+        """Resign if the term is not over; swallow the error which says that it is over."""
+        # A forked child leaves the parent's term alone, and the term may have been lost just now.
+        with contextlib.suppress(NodeClosed, NotLeader):
             self.resign()
         return self._is_own_end(error)
 
@@ -212,47 +208,42 @@ class Term(BaseTerm):
 class Transaction:
     """A fenced transaction: run statements on it, nothing else. It commits when its block is left."""
 
-    def __init__(self, connection: Any, term: BaseTerm, bound_s: float) -> None:
-        """Wrap the driver's connection."""
-        self._connection = connection
-        self._term = term
-        self._bound_s = bound_s
+    def __init__(self, own: OwnTransaction, holding: Holding) -> None:
+        """Only ``term.transaction()`` creates transactions."""
+        self._own = own
+        self._holding = holding
 
     def execute(self, sql: str, parameters: Any = ()) -> Any:
         """Run a statement and return the cursor; parameters are in the driver's style (sqlite3 ``?``, else ``%s``)."""
-        self._check_open()
-        return connections.execute(self._connection, sql, parameters)
+        return self._own.execute(sql, parameters)
 
     def claim(self, job: str, due: datetime) -> bool:
         """Claim the run of ``job`` that is due at ``due``; see :meth:`Term.claim`."""
-        return bool(self._ask(_claims().claim(self._term, job, due)))
+        return bool(self._ask(job_runs.claim(self._holding, job, due)))
 
     def finish(self, job: str, due: datetime) -> bool:
         """Mark the run of ``job`` that was due at ``due`` as done; see :meth:`Term.finish`."""
-        return bool(self._ask(_claims().finish(self._term, job, due)))
+        return bool(self._ask(job_runs.finish(self._holding, job, due)))
 
     def anchor(self, job: str, at: datetime) -> datetime:
-        """Set the moment from which the interval of ``job`` is counted, if it has none; return the one that stands."""
-        anchor: datetime = self._ask(_claims().anchor(self._term, job, at))
+        """Set the moment from which the interval of ``job`` is counted, if it has none; return the one that applies."""
+        anchor: datetime = self._ask(job_runs.anchor(self._holding, job, at))
         return anchor
 
     def jobs(self) -> list[JobRecord]:
-        """Return the jobs of the role, by name, as this transaction sees them."""
-        records: list[JobRecord] = self._ask(_claims().jobs(self._term))
+        """Return the jobs of the role, sorted by name, as this transaction sees them."""
+        records: list[JobRecord] = self._ask(job_runs.jobs(self._holding))
         return records
 
     def forget(self, job: str) -> bool:
-        """Forget everything about ``job``, its claims included; False if there was nothing. For jobs that are gone."""
-        return bool(self._ask(_claims().forget(self._term, job)))
+        """Forget everything about ``job``, its claims included; False if there was nothing. For removed jobs."""
+        return bool(self._ask(job_runs.forget(self._holding, job)))
 
-    def _ask(self, ask: Any) -> Any:
-        self._check_open()
-        return _claims().perform(self._connection, self._term, self._bound_s, ask)
+    def _ask(self, statement: job_runs.JobStatement) -> Any:
+        with self._own.used():
+            return statement.meaning(self._own.run(*statement.steps))
 
-    def _check_open(self) -> None:
-        if not connections.in_transaction(self._connection):
-            raise ConfigError("this fenced transaction was ended by a statement of its own: leave that to its block")
 
-    def cut(self) -> None:
-        """Make a statement that is under way in another thread fail, within a second."""
-        connections.cut(self._connection)
+def cut_short(transaction: Transaction) -> None:
+    """Make a statement that is under way in another thread fail, within a second."""
+    transaction._own.cut()  # noqa: SLF001

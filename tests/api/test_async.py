@@ -1,4 +1,5 @@
-"""The async facade, on asyncio and trio: what it adds to the one that tests/facades.py shows to be the same.
+"""The async facade, on asyncio and trio: what it adds to the one that tests/support/async_as_sync.py shows to be the
+same.
 
 A loss cancels, a cancellation hands over, a blocked event loop costs nothing; and nothing that a task does wrong leaves
 a thread, a waiter or an open transaction behind.
@@ -29,11 +30,21 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import tenure
-from tenure import ConfigError, Deposed, Elected, Fenced, LeadershipLost, NodeClosed, StoreUnavailable, WaitTimeout
-from tenure.loops import run
+from tenure import (
+    ConfigError,
+    Deposed,
+    Elected,
+    Fenced,
+    LeadershipLost,
+    NodeClosed,
+    NotCommitted,
+    StoreUnavailable,
+    WaitTimeout,
+)
+from tenure.aio.bridge import run
 from tenure.node import Node
-from tests.desk import QUICK, Desk, execute, fork, until
-from tests.servers import free_port
+from tests.support.servers import free_port
+from tests.support.store_by_hand import QUICK, Desk, execute, fork, until
 
 LOOPS = ["asyncio", "trio"]
 PATIENCE_S = 30
@@ -189,7 +200,7 @@ async def test_block_that_swallows_its_cancellation_has_lost_all_the_same(one_ur
 async def test_exception_of_the_block_is_the_one_that_is_raised(sqlite_url):
     async with node(sqlite_url) as leader:
         async with raises(ZeroDivisionError), leader.lead("r") as term:
-            leader.election("r").give_up(withdraw=False)
+            leader._engine.candidacy("r").resign()
             try:
                 await anyio.sleep_forever()
             finally:
@@ -202,7 +213,7 @@ async def test_exception_of_the_block_is_the_one_that_is_raised(sqlite_url):
 async def test_block_that_ends_by_itself_after_the_loss_hears_of_it(sqlite_url):
     async with node(sqlite_url) as leader:
         async with raises(LeadershipLost, match="resigned"), leader.lead("r") as term:
-            leader.election("r").give_up(withdraw=False)
+            leader._engine.candidacy("r").resign()
         assert term.lost_reason == "resigned"
 
 
@@ -259,7 +270,7 @@ async def test_cancellation_from_outside_is_not_lost_in_a_loss(sqlite_url):
     async with node(sqlite_url) as leader:
         with anyio.CancelScope() as scope:
             async with leader.lead("r") as term:
-                leader.election("r").give_up(withdraw=False)
+                leader._engine.candidacy("r").resign()
                 scope.cancel()
                 await anyio.sleep_forever()
         assert scope.cancelled_caught
@@ -280,7 +291,7 @@ async def test_asyncios_own_cancellation_is_not_lost_in_a_loss(sqlite_url, lost_
     async with node(sqlite_url) as leader:
         task = asyncio.create_task(lead())
         await entered.wait()
-        lose = functools.partial(leader.election("r").give_up, withdraw=False)
+        lose = leader._engine.candidacy("r").resign
         for strike in (lose, task.cancel) if lost_first else (task.cancel, lose):
             strike()
         with pytest.raises(asyncio.CancelledError):
@@ -292,13 +303,13 @@ async def test_loss_leaves_the_roles_around_it_alone_and_takes_along_those_withi
     async with node(sqlite_url) as leader:
         async with leader.lead("outer") as outer:
             async with raises(LeadershipLost, match="'inner'"), leader.lead("inner"):
-                leader.election("inner").give_up(withdraw=False)
+                leader._engine.candidacy("inner").resign()
                 await anyio.sleep_forever()
             await anyio.lowlevel.checkpoint()
             outer_term = outer
             assert outer.valid
         async with raises(LeadershipLost, match="'outer'"), leader.lead("outer"), leader.lead("inner") as inner:
-            leader.election("outer").give_up(withdraw=False)
+            leader._engine.candidacy("outer").resign()
             await anyio.sleep_forever()
         assert inner.lost_reason == "resigned", "handed over"
         assert outer_term.lost_reason == "resigned"
@@ -319,7 +330,7 @@ async def test_loss_ends_the_tasks_that_the_block_has_started(sqlite_url):
             tasks.start_soon(work, ended)
             tasks.start_soon(work, ended)
             await anyio.wait_all_tasks_blocked()
-            leader.election("r").give_up(withdraw=False)
+            leader._engine.candidacy("r").resign()
         assert ended == [True, True]
 
 
@@ -332,7 +343,7 @@ async def test_loss_ends_the_tasks_of_a_group_of_asyncios_own(sqlite_url):
             tasks.create_task(work(ended))
             tasks.create_task(work(ended))
             await anyio.wait_all_tasks_blocked()
-            leader.election("r").give_up(withdraw=False)
+            leader._engine.candidacy("r").resign()
         assert ended == [True, True]
         assert not asyncio.current_task().cancelling()
 
@@ -387,20 +398,20 @@ async def test_term_block_swallows_its_own_loss_and_nothing_else(sqlite_url):
     async with node(sqlite_url) as leader:
         terms = leader.terms("r")
         async with await anext(terms) as term:
-            leader.election("r").give_up(withdraw=False)
+            leader._engine.candidacy("r").resign()
             await term.ensure()
         async with raises(ZeroDivisionError), await anext(terms) as term:
             term.token / 0
         assert term.lost_reason == "resigned"
         with anyio.CancelScope() as scope:
             async with await anext(terms) as term:
-                leader.election("r").give_up(withdraw=False)
+                leader._engine.candidacy("r").resign()
                 scope.cancel()
                 await anyio.sleep_forever()
             await anyio.lowlevel.checkpoint()
             pytest.fail("cancelled from outside, too")
         async with await anext(terms) as term:
-            async with raises(ConfigError, match="token 4 has a block already: use one at a time"), term:
+            async with raises(ConfigError, match="token 4 already has a block: use one at a time"), term:
                 pytest.fail("one too many")
             assert term.valid
 
@@ -461,6 +472,30 @@ async def test_loop_that_is_collected_under_the_engines_lock_hands_over_later(sq
         await eventually(lambda: term.lost_reason == "resigned")
 
 
+@looped
+async def test_terms_skips_a_term_that_is_lost_while_the_event_loop_is_blocked(sqlite_url):
+    got = []
+
+    async def wait(terms):
+        got.append(await anext(terms))
+
+    with tenure.Node(sqlite_url, name="other", **QUICK) as other, tenure.Registry(sqlite_url) as registry:
+        election = other.election("r")
+        election.wait(20)
+        async with node(sqlite_url) as blocked, anyio.create_task_group() as tasks:
+            tasks.start_soon(wait, blocked.terms("r"))
+            await eventually(lambda: len(election.candidates()) == 2)
+            election.resign()  # from here on nothing lets the event loop run
+            until(lambda: (leader := election.leader()) and leader.name == "a", "the blocked node leads")
+            registry.resign("r")
+            until(lambda: election.is_leader, "the other leads again")
+            await anyio.sleep(0.1)
+            assert got == []
+            election.resign()
+            await eventually(lambda: got)
+            assert got[0].token == 4
+
+
 # --- hearing of it ------------------------------------------------------------------------------------------
 
 
@@ -500,7 +535,7 @@ async def test_callback_must_be_a_plain_function(sqlite_url):
         for callback in (Callback(), Callback().__call__, functools.partial(Callback().__call__)):
             for hear in (election.on_event, term.on_lost):
                 with pytest.raises(
-                    ConfigError, match=r"must be a plain function.*: read election\.events\(\) in a task"
+                    ConfigError, match=r"must be a plain function.*: read election\.events\(\) in your own task"
                 ):
                     hear(callback)
         with pytest.raises(ConfigError, match="callback=None must be a function"):
@@ -544,12 +579,12 @@ async def test_reader_who_breaks_off_is_forgotten(sqlite_url):
             async for _ in events:
                 break
         del events
-        assert election._readers == []
+        assert leader._engine.candidacy("r").listeners == []
         with anyio.move_on_after(0.05):
             async for _ in election.events():
                 pass
         await anyio.lowlevel.checkpoint()  # until then the event loop keeps the cancellation's traceback
-        assert election._readers == []
+        assert leader._engine.candidacy("r").listeners == []
 
 
 # --- waiting ------------------------------------------------------------------------------------------------
@@ -606,7 +641,7 @@ async def test_node_may_be_used_from_other_event_loops_than_its_own(sqlite_url):
                 break
         assert [candidate.name for candidate in await election.candidates()] == ["a"]
         async with raises(LeadershipLost), leader.lead("r", timeout=20):
-            election.give_up(withdraw=False)
+            leader._engine.candidacy("r").resign()
             await anyio.sleep_forever()
 
     async with node(sqlite_url) as leader:
@@ -647,7 +682,7 @@ async def test_cancelled_start_leaves_nothing_running(after_s):
         await waiting.start()
     assert scope.cancelled_caught
     await eventually(lambda: not tenures_threads())
-    with pytest.raises(NodeClosed, match="was started before: make a new one"):
+    with pytest.raises(NodeClosed, match="was already started once: make a new one"):
         await waiting.start()
 
 
@@ -787,7 +822,7 @@ async def test_transaction_commits_or_rolls_back_and_an_old_term_is_refused(one_
             async with raises(ZeroDivisionError), term.transaction() as transaction:
                 await transaction.execute(insert, (term.token,))
                 1 / 0  # noqa: B018
-            async with raises(ConfigError, match="ended by a statement of its own"), term.transaction() as transaction:
+            async with raises(NotCommitted, match="ended inside its block"), term.transaction() as transaction:
                 await transaction.execute("commit")
                 await transaction.execute("select 1")
         async with raises(Fenced), term.transaction():
@@ -875,7 +910,7 @@ async def test_transactions_that_wait_for_each_other_do_not_run_out_of_threads(s
         async with anyio.create_task_group() as tasks:
             for number in range(16):
                 tasks.start_soon(write, number)
-        term.raise_if_lost()
+        await term.ensure()
     assert sorted(execute(sqlite_url, "select n from ledger")) == [(number,) for number in range(16)]
 
 
@@ -969,7 +1004,7 @@ async def test_fence_of_a_connection_that_is_not_async_holds_before_it_is_awaite
             assert connection.in_transaction
             await fenced
             connection.rollback()
-        with pytest.raises(ConfigError, match=r"cannot fence a builtins\.object"):
+        with pytest.raises(ConfigError, match=r"cannot fence builtins\.object"):
             term.fence(object())
 
 
@@ -998,7 +1033,7 @@ async def test_node_that_does_not_run_says_so(sqlite_url):
     async with leader:
         election = leader.election("r")
         term = await election.wait(20)
-        with pytest.raises(NodeClosed, match="was started before: make a new one"):
+        with pytest.raises(NodeClosed, match="was already started once: make a new one"):
             await leader.start()
         assert election.is_leader, "the second start hurt nobody"
     for use in (election.wait, election.leader, election.withdraw, leader.lead("r").__aenter__, leader.start):
@@ -1061,7 +1096,7 @@ async def test_forked_child_is_never_leader_and_is_told_why(sqlite_url):
             assert os.waitstatus_to_exitcode(ended[1]) == 0
             assert other.valid
         assert (await election.leader()).token == term.token == 1
-        term.raise_if_lost()
+        await term.ensure()
 
 
 async def in_child(leader, term, events, terms):

@@ -9,19 +9,22 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 import unicodedata
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import tenure
-from tenure import ConfigError, NotLeader, StoreUnavailable
-from tenure.mounts import network_file_system
+from tenure import ConfigError, NotLeader, StoreUnavailable, manual
+from tenure.cli import main
+from tenure.databases.sqlite.filesystem import network_file_system
 from tenure.settings import check_name
-from tests.canary import CANARY, assert_untold
 from tests.conftest import missing
-from tests.desk import Nodes, connected, execute, until
-from tests.servers import Scratch, server_account
+from tests.support.secrets import CANARY, assert_untold
+from tests.support.servers import Scratch, server_account
+from tests.support.store_by_hand import Nodes, connected, execute, until
 
 COMPOSED, DECOMPOSED = unicodedata.normalize("NFC", "Zoë"), unicodedata.normalize("NFD", "Zoë")
 
@@ -36,9 +39,9 @@ def settings(url="sqlite:///app.db", **arguments):
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("", "='' has 0 bytes: give it 1 to 255"),
-        ("n" * 256, "='n{40}…' has 256 bytes"),
-        ("é" * 128, "has 256 bytes"),
+        ("", "='' is 0 bytes long: use 1 to 255 bytes"),
+        ("n" * 256, "='n{40}…' is 256 bytes"),
+        ("é" * 128, "is 256 bytes long"),
         (" ", "=' ' is blank"),
         ("\u3000\u2003", "is blank"),
         ("a\nb", "control characters"),
@@ -79,7 +82,7 @@ def test_two_spellings_of_one_text_are_one_role(store_url):
         assert node.election(DECOMPOSED) is node.election(COMPOSED)
         assert node.election(DECOMPOSED).role == COMPOSED
         with node.lead(COMPOSED, timeout=20) as term:
-            with pytest.raises(ConfigError, match=f"role '{COMPOSED}': this node leads or campaigns for it already"):
+            with pytest.raises(ConfigError, match=f"role '{COMPOSED}': this node already leads or campaigns for it"):
                 next(node.terms(DECOMPOSED))
             assert term.valid
             election = other.election(DECOMPOSED)
@@ -112,12 +115,12 @@ def test_name_that_the_database_cannot_hold_is_refused_and_keeps_nobody_from_sta
         assert not too_early.standing
         with pytest.raises(NotLeader, match="has withdrawn"):
             too_early.wait(20)
-        with pytest.raises(ConfigError, match=r"role='役割' cannot be written .*\(iso8859-1\) has no '役'; .* UTF8"):
+        with pytest.raises(ConfigError, match=r"role='役割' cannot be stored .*\(iso8859-1\) has no '役': .* UTF8"):
             node.election("役割")
         with node.lead("rôle", timeout=20):
             assert early.is_leader
     for argument in ("name", "namespace"):
-        with pytest.raises(ConfigError, match=f"{argument}='Zoë 役' cannot be written"):
+        with pytest.raises(ConfigError, match=f"{argument}='Zoë 役' cannot be stored"):
             tenure.Node(url, **{argument: "Zoë 役"}).start()
 
 
@@ -238,9 +241,113 @@ def test_malformed_url_is_refused_without_repeating_it(url):
         assert_untold(error.value)
 
 
+DOORS = (tenure.Node, tenure.AsyncNode, tenure.Registry, manual.use)
+"""Whatever is given a URL and a password."""
+SECRETIVE = [f"postgresql://me:{CANARY}@host/db", f"mysql://me:{CANARY}@host/db"]
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *({"url": url, "password": CANARY} for url in SECRETIVE),
+        *({"url": url, "schema": "no schema"} for url in SECRETIVE),
+        *({"url": f"{url}?no_such_option=1"} for url in SECRETIVE),
+        *({"url": url.replace("host", "host:port")} for url in SECRETIVE),
+        *({"url": url.replace("me:", "me@")} for url in SECRETIVE),
+        *({"url": url.replace("://", ":")} for url in SECRETIVE),
+        *({"url": url.replace(f":{CANARY}", ""), "password": CANARY + "\0"} for url in SECRETIVE),
+        {"url": "sqlite:///app.db", "password": CANARY},
+        {"url": f"sqlite://me:{CANARY}@host/app.db"},
+    ],
+    ids=str,
+)
+def test_refusal_has_no_password_in_the_variables_of_its_traceback(door, arguments, monkeypatch):
+    with pytest.raises(ConfigError) as error:
+        door(**arguments)
+    assert_untold(error.value)
+    assert len(error.traceback) > 2, "the variables are gone, and the traceback is whole"
+    monkeypatch.setenv("TENURE_URL", arguments["url"])
+    with pytest.raises(ConfigError) as error:
+        door(**{**arguments, "url": None})
+    assert_untold(error.value)
+
+
+def test_wrong_settings_beside_a_url_do_not_show_it():
+    for node in (tenure.Node, tenure.AsyncNode):
+        for url in SECRETIVE:
+            for wrong in ({"ttl": "soon"}, {"mode": "lock", "takeover": "strict"}, {"name": ""}, {"direct_url": "x:y"}):
+                with pytest.raises(ConfigError) as error:
+                    node(url, **wrong)
+                assert_untold(error.value)
+        with pytest.raises(ConfigError) as error:
+            node("sqlite:///app.db", direct_url=SECRETIVE[0])
+        assert_untold(error.value)
+
+
+def test_first_step_by_step_call_does_not_show_the_url_of_the_environment(monkeypatch):
+    monkeypatch.setattr(manual._settings, "place", None)
+    monkeypatch.setenv("TENURE_URL", f"postgresql://me:{CANARY}@host:port/db")
+    with pytest.raises(ConfigError, match="the port in the PostgreSQL URL") as error:
+        manual.elect("me")
+    assert_untold(error.value)
+
+
+def test_error_that_was_being_handled_keeps_its_variables():
+    def application():
+        precious = "kept"
+        raise KeyError(precious)
+
+    try:
+        application()
+    except KeyError:
+        with pytest.raises(ConfigError) as error:
+            tenure.Node("oracle://host/db")
+    assert isinstance(error.value.__context__, KeyError)
+    *_, last = traceback.walk_tb(error.value.__context__.__traceback__)
+    assert last[0].f_locals == {"precious": "kept"}
+
+
+@pytest.fixture(params=["postgresql", "mysql"])
+def files_with_bad_urls(request, tmp_path):
+    """A URL that is refused, and one where nobody answers."""
+    with socket.socket() as taken:  # bound and deaf: whoever connects is refused
+        taken.bind(("127.0.0.1", 0))
+        files = [tmp_path / "refused", tmp_path / "unreachable"]
+        for file, parameter in zip(files, ("no_such_option", "connect_timeout"), strict=True):
+            file.write_text(f"{request.param}://me:{CANARY}@127.0.0.1:{taken.getsockname()[1]}/db?{parameter}=2")
+        yield files
+
+
+COMMANDS = ("status", "members", "history r", "watch", "resign r", "init", "forget x --yes", "doctor", "demo --fast")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_has_no_password_in_the_variables_of_its_traceback(command, files_with_bad_urls):
+    for file in files_with_bad_urls:
+        result = CliRunner().invoke(main, [*command.split(), "--url-file", str(file)])
+        assert result.exit_code == 2, result.output
+        assert_untold(result.exception)
+
+
+def test_run_has_no_password_in_the_variables_of_its_traceback(files_with_bad_urls):
+    """In a process of its own, whose signals it handles."""
+    program = (
+        "import sys\n"
+        "from click.testing import CliRunner\n"
+        "from tenure.cli import main\n"
+        "from tests.support.secrets import assert_untold\n"
+        "result = CliRunner().invoke(main, ['run', '--url-file', sys.argv[1], '--role', 'r', '--', 'true'])\n"
+        "assert result.exit_code == 2, result.output\n"
+        "assert_untold(result.exception)"
+    )
+    for file in files_with_bad_urls:
+        subprocess.run([sys.executable, "-c", program, str(file)], check=True, timeout=60)
+
+
 def test_schema_is_for_postgresql_only():
     for url in ("sqlite:///x.db", "mysql://u@h/db"):
-        with pytest.raises(tenure.ConfigError, match="schema='other' is PostgreSQL's, and the URL names"):
+        with pytest.raises(tenure.ConfigError, match="schema='other' is only for PostgreSQL, but the URL names"):
             tenure.Node(url, schema="other")
 
 
@@ -273,7 +380,7 @@ def test_place_for_the_default_database_is_needed(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     monkeypatch.delenv("TENURE_URL", raising=False)
-    with pytest.raises(ConfigError, match=r"no URL given, and no place for a local file .*: give a URL"):
+    with pytest.raises(ConfigError, match=r"no URL given, and the default file cannot be used .*: give a URL"):
         settings(None)
 
 
@@ -281,17 +388,18 @@ def test_place_for_the_default_database_is_needed(monkeypatch, tmp_path):
 
 
 def test_server_that_never_answers_is_an_error_after_the_connect_timeout(monkeypatch):
-    monkeypatch.setattr("tenure.connector.CONNECT_TIMEOUT_S", 2)  # libpq's least
+    monkeypatch.setattr("tenure.databases.connecting.CONNECT_TIMEOUT_S", 2)  # libpq's least
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        with pytest.raises(StoreUnavailable, match="timeout"):
+        with pytest.raises(StoreUnavailable, match="timeout") as error:
             tenure.Node(f"postgresql://me:{CANARY}@127.0.0.1:{silent.getsockname()[1]}/app").start()
+        assert_untold(error.value)
 
 
 def test_file_that_cannot_be_opened_is_an_error(tmp_path):
     (tmp_path / "file").write_text("not a directory")
-    with pytest.raises(StoreUnavailable, match=r"cannot open .* no such directory; create it"):
+    with pytest.raises(StoreUnavailable, match=r"cannot open .* the directory .* does not exist; create it"):
         tenure.Node(f"sqlite:///{tmp_path}/file/tenure.db").start()
     (tmp_path / "other.db").write_text("not a database, but long enough to be taken for one" * 100)
     with pytest.raises(StoreUnavailable, match="not a database"):
@@ -337,8 +445,8 @@ def test_file_that_may_not_be_written_is_an_error_at_the_start(tmp_path):
         command = [sys.executable, "-c", START_AS, str(account.uid if account else 0), f"sqlite:///{tmp_path}/fine.db"]
         said = subprocess.run([*command, *urls], capture_output=True, text=True, check=True, timeout=60)
         assert said.stdout.splitlines() == [
-            f"cannot open '{url.partition('///')[2]}': this user may not write to '{path}'; give it the permission, or "
-            "another file"
+            f"cannot open '{url.partition('///')[2]}': this user may not write to '{path}'; give this user the "
+            "permission, or use another file"
             for url, path in zip(urls, refused, strict=True)
         ]
     finally:
@@ -358,6 +466,8 @@ MOUNTINFO = r"""
 56 55 0:48 / /srv/data rw - tmpfs tmpfs rw
 57 27 0:49 / /srv/remote rw - fuse.sshfs me@host: rw,user_id=0
 58 27 0:50 / /srv/disk rw - fuse.mergerfs a:b rw
+59 27 0:51 / /srv/host rw - virtiofs tag rw
+60 27 0:52 / /srv/box rw - vboxsf share rw
 """
 
 
@@ -373,6 +483,8 @@ MOUNTINFO = r"""
         ("/srv/data/app.db", None),
         ("/srv/remote/deep/down/app.db", "fuse.sshfs"),
         ("/srv/disk/app.db", None),
+        ("/srv/host/app.db", "virtiofs"),
+        ("/srv/box/app.db", "vboxsf"),
     ],
 )
 def test_file_system_is_that_of_the_nearest_mount(tmp_path, path, kind):

@@ -10,8 +10,8 @@ import pytest
 
 import tenure
 from tenure import ConfigError, Deposed, Elected, LeaderChanged, NotLeader, WaitTimeout
-from tests.desk import QUICK, Desk, Nodes, connected, renewals, until
-from tests.facades import sync_only
+from tests.support.async_as_sync import sync_only
+from tests.support.store_by_hand import QUICK, Desk, Nodes, connected, renewals, until
 
 
 def wait_for_event(events, kind, timeout=20):
@@ -123,10 +123,25 @@ def test_resigning_to_a_named_candidate_passes_others_by(store_url):
 def test_resigning_to_somebody_who_does_not_stand_changes_nothing(store_url, to):
     with Nodes(store_url) as nodes:
         leads, _ = nodes.pair("r")
-        with pytest.raises(ConfigError, match=f"nobody else named '{to}' stands for it; others are 'standby'"):
+        with pytest.raises(
+            ConfigError, match=f"no other candidate is named '{to}'; the other candidates are 'standby'"
+        ):
             leads.resign(to=to)
         assert leads.is_leader
         assert leads.term.token == 1
+
+
+@pytest.mark.parametrize("to", ["nobody", "standby"])
+def test_a_term_that_is_over_can_be_handed_to_nobody(store_url, to):
+    with Nodes(store_url) as nodes:
+        leads, stands = nodes.pair("r")
+        term = leads.term
+        term.resign()
+        stands.wait(20)
+        term.resign()  # again: it is given up already, which is what was asked for
+        with pytest.raises(tenure.LeadershipLost, match=r"token 1 is over \(resigned\)"):
+            term.resign(to=to)
+        assert stands.is_leader
 
 
 def test_resigning_to_an_ambiguous_name_asks_for_the_id(store_url):
@@ -243,7 +258,7 @@ def test_events_end_with_the_node(store_url):
 
 def test_slow_reader_loses_the_oldest_events_and_blocks_nobody(sqlite_url, monkeypatch):
     monkeypatch.setattr("tenure.election.EVENTS_KEPT", 3)
-    monkeypatch.setattr("tenure.async_election.EVENTS_KEPT", 3)
+    monkeypatch.setattr("tenure.aio.election.EVENTS_KEPT", 3)
     with Nodes(sqlite_url) as nodes:
         node = nodes("a")
         election = node.election("r")

@@ -1,7 +1,7 @@
 """Whatever is given as a URL, name, number, word or environment variable: it works, or an error of ours says why.
 
 No message carries a password, accepted values come back as they were given, and what was accepted once is accepted
-again, unchanged. `tests/fuzz.py` says how to run more examples.
+again, unchanged. `tests/support/fuzzing.py` says how to run more examples.
 """
 
 from __future__ import annotations
@@ -20,10 +20,14 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 import tenure
-from tenure import ConfigError, dialing, engines, mysql_connector, settings, timing
+from tenure import ConfigError, settings
 from tenure.cli import COMMANDS, main
-from tests.canary import CANARY, PIECE
-from tests.fuzz import ANY_TEXT, JUNK, fuzzed, only_our_errors
+from tenure.core import timing
+from tenure.databases import handover
+from tenure.databases.mysql import connect as mysql_connect
+from tenure.databases.postgres import connect as postgres_connect
+from tests.support.fuzzing import ANY_TEXT, JUNK, fuzzed, only_our_errors
+from tests.support.secrets import CANARY, PIECE
 
 ODD = st.text(st.sampled_from("ab%@:/?#[]&=+ \\'\"\0\n\udcffé☃.,;{}$~"), max_size=8)
 SCHEMES = st.sampled_from(
@@ -104,9 +108,9 @@ def quoted(text: str) -> str:
 def test_what_is_percent_encoded_arrives_as_it_was_meant(user, password, host, port, database):
     place = f"[{quoted(host)}]" if ":" in host else host
     address = f"{quoted(user)}:{quoted(password)}@{place}:{port}/{quoted(database)}"
-    told = mysql_connector.parse_url(f"mysql://{address}")
+    told = mysql_connect.parse_url(f"mysql://{address}")
     assert told == {"user": user, "password": password, "host": host, "port": port, "database": database}
-    told = dialing.parse_url(f"postgresql://{address}")
+    told = postgres_connect.parse_url(f"postgresql://{address}")
     assert told == {"user": user, "password": password, "host": host, "port": str(port), "dbname": database}
 
 
@@ -120,7 +124,7 @@ def test_engine_and_node_lead_to_the_same_place(driver, user, password, host, po
     url = sqlalchemy.URL.create(driver, user, password, host, port, database)
     engine = sqlalchemy.create_engine(url)
     with only_our_errors(ConfigError) as refused:
-        way = engines.way_of(engine)
+        way = handover.target_of(engine)
         told = tenure.Node.from_engine(engine)._engine.backend._connector._parameters
         assert way.password == password
         assert (told["user"], told["host"], int(told["port"])) == (user, host, port)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import tenure
-from tests.desk import until
+from tests.support.store_by_hand import until
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "how-to" / "logs.md").read_text()
 PATIENT = {"ttl": 30, "renew_every": 0.3}
 WITH_FIELDS = ("tenure.node", "tenure.services", "tenure.engine", "tenure.backends")

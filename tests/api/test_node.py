@@ -13,9 +13,9 @@ import pytest
 
 import tenure
 from tenure import ConfigError, Fenced, LeadershipLost, NodeClosed, WaitTimeout
-from tests.desk import QUICK, Desk, Nodes, execute, renewals, until
-from tests.facades import sync_only
-from tests.servers import free_port
+from tests.support.async_as_sync import sync_only
+from tests.support.servers import free_port
+from tests.support.store_by_hand import QUICK, Desk, Nodes, execute, renewals, until
 
 # --- leading ------------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ def test_node_that_does_not_run_says_so(store_url):
     with node:
         election = node.election("r")
         election.wait(20)
-        with pytest.raises(NodeClosed, match="was started before"):
+        with pytest.raises(NodeClosed, match="was already started once"):
             node.start()
         assert election.is_leader, "the second start hurt nobody"
     node.close()
@@ -295,7 +295,7 @@ def test_connection_that_an_administrator_ends_costs_the_term_at_once_and_comes_
         assert election.wait(20).token == 2
 
 
-@pytest.mark.parametrize("lane", ["tenure.store.Store", "tenure.watch.Watch"])
+@pytest.mark.parametrize("lane", ["tenure.store.control.ControlStore", "tenure.store.watch.WatchStore"])
 def test_fault_of_our_own_is_told_and_survived(store_url, monkeypatch, caplog, lane):
     """A thread that died in silence would be a node that neither leads nor says why."""
     name, _, kind = lane.rpartition(".")
@@ -314,7 +314,7 @@ def test_fault_of_our_own_is_told_and_survived(store_url, monkeypatch, caplog, l
         leads.resign()
         assert stands.wait(20)
     assert faults
-    assert "by a fault of Tenure" in caplog.text
+    assert "because of a bug in Tenure" in caplog.text
     assert "KeyError: 'a fault'" in caplog.text
 
 
@@ -348,5 +348,5 @@ def test_loop_that_goes_on_while_its_term_stands_is_told_so(store_url):
     with Nodes(store_url) as nodes:
         terms = nodes("a").terms("r")
         next(terms)
-        with pytest.raises(ConfigError, match=r"the loop over terms\(\) went on while the term with token 1 stands"):
+        with pytest.raises(ConfigError, match=r"the loop over terms\(\) went on before the term with token 1 was over"):
             next(terms)

@@ -1,7 +1,7 @@
-"""Services: what runs on the leader, what runs everywhere, and what becomes of it when something goes wrong.
+"""Services: what runs on the leader, what runs everywhere, and what happens when something goes wrong.
 
-Each test runs over both facades and both event loops: a Node has a loop of its own for its services, an AsyncNode
-runs them on the application's.
+Each test runs over both facades and both event loops: a Node starts a loop for its services, an AsyncNode runs them on
+the application's loop.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ import pytest
 import tenure
 from tenure import ConfigError
 from tenure.clock import now
-from tenure.crew import Deadline
-from tests.desk import connect, connected, execute, until
+from tenure.internals import holding_of
+from tenure.services.group import Deadline
+from tests.support.store_by_hand import connect, connected, execute, until
 
 TTL = 8.0
 """Long enough that no busy machine lets it lapse; nothing here waits for it."""
@@ -79,7 +80,7 @@ def host(request, tmp_path):
 
 
 class Thing:
-    """A service that tells what is done with it."""
+    """A service that records its starts and stops."""
 
     def __init__(self, name, diary):
         self.__name__ = name
@@ -137,7 +138,7 @@ def lead(node, role="r"):
 
 @contextlib.contextmanager
 def writer(url):
-    """Nobody else can write to the file: renewals fail, and the lease runs out."""
+    """Keep the node from writing to the file: its renewals fail, and its trust runs out."""
     with connected(url, isolation_level=None) as connection:
         connection.execute("begin immediate")
         yield
@@ -185,6 +186,32 @@ def test_every_kind_of_service_is_given_the_term(host):
     assert sorted(type(term).__name__ for term in terms) == ["AsyncTerm", "Term", "Term"]
 
 
+def test_the_terms_of_all_services_end_together_and_each_reports_it(host):
+    node, terms, ended = host(), [], []
+
+    async def on_the_loop(term):
+        terms.append(term)
+        term.on_lost(lambda lost: ended.append((lost, threading.current_thread().name)))
+        await anyio.sleep_forever()
+
+    def in_a_thread(term):
+        terms.append(term)
+        term.on_lost(lambda lost: ended.append((lost, threading.current_thread().name)))
+        term.wait_lost()
+
+    node.leader_only("r", on_the_loop, in_a_thread)
+    node.start()
+    lead(node)
+    until(lambda: len(terms) == 2)
+    node.resign("r")
+    assert [term.lost_reason for term in terms] == ["resigned", "resigned"]
+    until(lambda: len(ended) == 2, "both reported")
+    threads = {type(term).__name__: thread for term, thread in ended}
+    assert {term for term, _ in ended} == set(terms)
+    assert threads["Term"] == "tenure-callbacks-a"
+    assert threads["AsyncTerm"] != "tenure-callbacks-a"
+
+
 def test_services_run_on_the_leader_only_and_everywhere_services_on_every_node(host):
     nodes, diary = [host("a"), host("b")], []
 
@@ -209,8 +236,8 @@ def test_services_run_on_the_leader_only_and_everywhere_services_on_every_node(h
     assert diary[-2:] == ["stop coroutine", "served"]  # what runs everywhere stops last
 
 
-def test_nobody_else_leads_before_the_services_have_stopped(host):
-    """On resign, and on close: whoever leads next finds the work of the one before at its end."""
+def test_no_other_node_leads_before_the_services_have_stopped(host):
+    """On resign, and on close: the work of the old leader has ended before the next one leads."""
     leader, standby, diary = host("a"), host("b"), []
 
     def slow(term):
@@ -234,14 +261,14 @@ def test_nobody_else_leads_before_the_services_have_stopped(host):
 
 
 def test_services_stop_while_the_lease_is_still_the_nodes(host, tmp_path):
-    """Trust that runs out is lost early, by the time that services have to stop."""
+    """The node stops trusting its lease early, by the time that services have to stop."""
     node, seen = host(ttl=3), []
 
     async def service(term):
         trusted = 0.0
         try:
             while True:
-                trusted = max(trusted, term.trusted_until)  # which is long ago as soon as the term is lost
+                trusted = max(trusted, holding_of(term).lease.deadline)  # long ago as soon as the term is lost
                 await anyio.sleep(0.01)
         finally:
             seen.append((trusted, now()))
@@ -324,15 +351,15 @@ def test_a_service_that_dies_is_started_again_under_the_same_term(host):
 
 def test_a_service_that_waits_for_another_one_costs_nothing(host, monkeypatch):
     """Both have failed; the second is due again, and is not to be started before the first."""
-    from tenure.crew import Crew
+    from tenure.services.group import ServiceGroup
 
-    node, rests, rest = host(), [], Crew._rest
+    node, rests, rest = host(), [], ServiceGroup._rest
 
     async def counted(self, *arguments):
         rests.append(arguments)
         await rest(self, *arguments)
 
-    monkeypatch.setattr(Crew, "_rest", counted)
+    monkeypatch.setattr(ServiceGroup, "_rest", counted)
     starts, third = [], threading.Event()
 
     def first(term):  # dies three times, so that its pause grows
@@ -380,6 +407,55 @@ def test_on_failure_resign_hands_over_to_a_node_that_can(host, caplog):
     assert any("failed: OSError('no such device'); resigning" in record.message for record in caplog.records)
 
 
+class Resigns(Thing):
+    def start(self, term):
+        super().start()
+        term.resign()
+
+
+class ResignsAsync(Thing):
+    async def start(self, term):
+        super().start()
+        await term.resign()
+
+
+def resigns(diary):
+    async def run(term):
+        diary.append("start function")
+        await term.resign()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "service",
+    [lambda diary: Resigns("thing", diary), lambda diary: ResignsAsync("async thing", diary), resigns],
+    ids=["start()", "async start()", "function"],
+)
+def test_a_service_that_resigns_at_once_is_not_started_all_the_time(host, caplog, service):
+    node, diary = host("hasty"), []
+    node.leader_only("r", service(diary))
+    began = now()
+    node.start()
+    until(lambda: len([entry for entry in diary if "start" in entry]) >= 3, "it is tried again")
+    assert now() - began > 1.4  # 0.5 s, then 1 s
+    said = [record.message for record in caplog.records if record.name == "tenure.services"]
+    assert "hasty: role 'r' was given up within a second of being acquired; standing again in 0.5 s" in said
+    assert "hasty: role 'r' was given up within a second of being acquired; standing again in 1.0 s" in said
+
+
+def test_a_service_that_resigns_at_once_does_not_hold_up_another_node(host):
+    hasty, healthy, diary = host("hasty"), host("healthy"), []
+    hasty.leader_only("r", Resigns("thing", diary))
+    hasty.start()
+    until(lambda: len(diary) >= 3, "it has tried twice")
+    healthy.leader_only("r", coroutine([]))
+    healthy.start()
+    lead(healthy)
+    until(lambda: healthy.candidates("r") == 2, "the hasty node stands again")
+    assert healthy.election("r").is_leader
+
+
 def test_a_start_that_hangs_is_a_failure_and_hands_over(host):
     node, other, gate = host("a"), host("b"), threading.Event()
 
@@ -415,7 +491,7 @@ def test_a_start_that_is_interrupted_is_followed_by_stop(host):
 
 def test_an_alive_that_does_not_answer_is_a_death(host, monkeypatch):
     node, diary, gate = host(), [], threading.Event()
-    monkeypatch.setattr("tenure.services.ALIVE_WITHIN_S", 0.2)
+    monkeypatch.setattr("tenure.services.runner.ALIVE_WITHIN_S", 0.2)
 
     class Mute(Thing):
         def alive(self):
@@ -442,7 +518,7 @@ def test_a_service_that_returns_work_for_others_to_do_has_failed(host):
     node.leader_only("r", Deceptive())
     node.start()
     until(lambda: node.services()[0].failures, "failed")
-    assert "it returned a coroutine, which nobody runs" in node.services()[0].error
+    assert "it returned a coroutine, which Tenure does not run" in node.services()[0].error
 
 
 def test_a_service_that_calls_exit_dies_alone(host):
@@ -537,7 +613,7 @@ def test_a_blocked_event_loop_keeps_no_role_for_longer_than_the_services_may_dra
     with other(f"sqlite:///{node.node._settings.sqlite_path}", name="b", ttl=TTL) as standby:
         election = standby.election("r")
         until(lambda: len(election.candidates()) == 2)
-        node.node.election("r").give_up(withdraw=False)
+        node.node._engine.candidacy("r").resign()
         election.wait(20)
         gate.set()
 
@@ -608,7 +684,7 @@ PROGRAM = """
 
 @pytest.mark.parametrize("facade", ["Node", "AsyncNode"])
 @pytest.mark.parametrize("kind", ["coroutine", "blocked", "thread"])
-def test_on_stuck_exit_ends_the_process_before_anybody_else_may_lead(tmp_path, facade, kind):
+def test_on_stuck_exit_ends_the_process_before_another_node_may_lead(tmp_path, facade, kind):
     """Even where the event loop itself is blocked."""
     url = f"sqlite:///{tmp_path}/s.db"
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), kind, facade, url]
@@ -623,7 +699,7 @@ def test_on_stuck_exit_ends_the_process_before_anybody_else_may_lead(tmp_path, f
         assert f"service {kind} did not stop in time: ending this process (on_stuck='exit')" in said
 
 
-# --- a program of its own -----------------------------------------------------------------------------------
+# --- whole programs -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("facade", ["Node", "AsyncNode"])
@@ -675,7 +751,7 @@ def test_run_ends_with_a_signal_while_it_waits_for_the_database(facade):
 
 
 def test_the_program_of_the_how_to_runs_until_it_is_told_to_end(tmp_path):
-    page = (Path(__file__).parents[1] / "docs/how-to/services.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/how-to/services.md").read_text()
     program = page.partition("```py\n")[2].partition("```")[0]
     url = f"sqlite:///{tmp_path}/s.db"
     assert program.count("postgresql://localhost/app") == 1
@@ -783,6 +859,32 @@ def test_the_log_says_who_starts_what_and_who_does_not_and_why(host, caplog):
     assert said["b: Acquired leadership, starting mail, clean"].tenure_token == 2
 
 
+def ends(caplog):
+    """The ends of terms in the log, as (role, reason)."""
+    events = [getattr(record, "tenure_event", None) for record in caplog.records]
+    return [(event.role, event.reason) for event in events if isinstance(event, tenure.Deposed)]
+
+
+def test_the_log_of_a_closed_node_and_the_history_give_the_same_reason(host, caplog, tmp_path):
+    caplog.set_level(logging.INFO, "tenure.node")
+    node, slow = host("a"), threading.Event()
+    node.leader_only("quick", function([]))
+    node.leader_only("slow", lambda term: (term.wait_lost(), slow.wait(20)), name="slow", drain_within=20)
+    node.start()
+    lead(node, "quick")
+    lead(node, "slow")
+    other = host("b").start()
+    waiting = other.election("quick")
+    closing = threading.Thread(target=node.close)
+    closing.start()
+    until(lambda: waiting.is_leader, "the role whose service has stopped is handed over")
+    slow.set()
+    closing.join()
+    with tenure.Registry(f"sqlite:///{tmp_path}/s.db") as registry:
+        told = [(role, registry.history(role)[-1].reason) for role in ("quick", "slow")]
+    assert told == sorted(ends(caplog)) == [("quick", "resigned"), ("slow", "resigned")]
+
+
 # --- bad input ----------------------------------------------------------------------------------------------
 
 
@@ -790,15 +892,15 @@ def test_the_log_says_who_starts_what_and_who_does_not_and_why(host, caplog):
     ("service", "arguments", "words"),
     [
         (42, {}, "service 42 must be a function, or an object with start() and stop()"),
-        (Thing, {}, "give an object, not the class: Thing()"),
-        (generator, {}, "service 'generator' is a generator, which nobody would iterate"),
-        (lambda: None, {}, "a plain function runs in a thread, which nobody can stop: let it take `term`"),
+        (Thing, {}, "is a class: give an object of it, Thing()"),
+        (generator, {}, "service 'generator' is a generator, and Tenure does not iterate it"),
+        (lambda: None, {}, "which only the function itself can end: let it take `term`"),
         (lambda term: term, {"on_failure": "retry"}, "on_failure='retry' must be one of 'restart', 'resign'"),
         (lambda term: term, {"on_stuck": "kill"}, "on_stuck='kill' must be one of 'log', 'exit'"),
         (lambda term: term, {"start_within": 0}, "start_within=0 must be a number of seconds above 0"),
         (lambda term: term, {"drain_within": "x"}, "drain_within='x' must be a number of seconds"),
         (lambda term: term, {"stop_within": 5}, "stop_within=5 must be at most 4 (with ttl=10 and renew_every=2.5)"),
-        (lambda term: term, {"name": ""}, "name='' has 0 bytes"),
+        (lambda term: term, {"name": ""}, "name='' is 0 bytes long"),
     ],
 )
 def test_what_is_no_service_is_refused_with_a_remedy(tmp_path, service, arguments, words):
@@ -811,27 +913,27 @@ def test_what_is_no_service_is_refused_with_a_remedy(tmp_path, service, argument
 
 def test_everywhere_services_in_threads_must_take_the_event(tmp_path):
     node = tenure.Node(f"sqlite:///{tmp_path}/s.db")
-    with pytest.raises(ConfigError, match=r"let it take `stop` and return when it ends"):
+    with pytest.raises(ConfigError, match=r"let it take `stop` and return in time"):
         node.everywhere(lambda: None)
 
 
 def test_services_are_added_before_the_start_under_names_of_their_own(tmp_path):
     node = tenure.Node(f"sqlite:///{tmp_path}/s.db")
     node.leader_only("r", Thing("one", []))
-    with pytest.raises(ConfigError, match="service 'one' is there already"):
+    with pytest.raises(ConfigError, match="service 'one' already exists"):
         node.leader_only("r", Thing("one", []))
     with pytest.raises(ConfigError, match="name='x' is for one service, and 2 are given"):
         node.leader_only("r", Thing("a", []), Thing("b", []), name="x")
     with node:
-        with pytest.raises(ConfigError, match="was started before"):
+        with pytest.raises(ConfigError, match="was already started"):
             node.leader_only("r", Thing("two", []))
-        with pytest.raises(ConfigError, match="leads or campaigns for it already"), node.lead("r"):
+        with pytest.raises(ConfigError, match="already leads or campaigns for it"), node.lead("r"):
             pass
 
 
 def test_nothing_runs_in_a_forked_child(tmp_path):
-    """The services are the parent's, and so is what stops them."""
-    from tests.desk import fork
+    """The services run in the parent, which also stops them."""
+    from tests.support.store_by_hand import fork
 
     node, diary = tenure.Node(f"sqlite:///{tmp_path}/s.db"), []
     node.leader_only("r", coroutine(diary))

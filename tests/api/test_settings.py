@@ -10,7 +10,7 @@ import unicodedata
 import pytest
 
 import tenure
-from tenure import ConfigError
+from tenure import ConfigError, manual
 from tenure.settings import check_name
 
 
@@ -20,7 +20,7 @@ def settings(url="sqlite:///app.db", **arguments):
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch, tmp_path):
-    for name in ("TENURE_URL", "TENURE_NAMESPACE", "TENURE_NAME", "TENURE_TTL"):
+    for name in ("TENURE_URL", "TENURE_REQUIRE_URL", "TENURE_NAMESPACE", "TENURE_NAME", "TENURE_TTL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
@@ -68,6 +68,56 @@ def test_default_database_is_the_same_file_from_every_directory(monkeypatch, tmp
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert settings(None).url == f"sqlite:///{tmp_path}/.local/state/tenure/tenure.db"
+
+
+WITHOUT_URL = {
+    "Node": tenure.Node,
+    "AsyncNode": tenure.AsyncNode,
+    "Registry": tenure.Registry,
+    "manual.use": manual.use,
+    "manual.register_candidate": lambda: manual.register_candidate("me"),
+}
+
+
+@pytest.fixture
+def unused_manual(monkeypatch):
+    """Step by step, as in a process that has not elected anybody yet."""
+    monkeypatch.setattr(manual, "_settings", manual._Settings())
+
+
+@pytest.mark.parametrize("value", ["1", "true", "YES", "on"])
+@pytest.mark.parametrize("make", WITHOUT_URL.values(), ids=WITHOUT_URL)
+def test_a_required_url_that_is_missing_is_an_error_and_makes_no_file(
+    monkeypatch, tmp_path, unused_manual, make, value
+):
+    monkeypatch.setenv("TENURE_REQUIRE_URL", value)
+    with pytest.raises(ConfigError, match=f"no URL given, and TENURE_REQUIRE_URL={value} .*: set TENURE_URL"):
+        make()
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("value", ["1", "0", "", None])
+def test_a_url_that_is_given_satisfies_the_requirement(monkeypatch, tmp_path, value):
+    if value is not None:
+        monkeypatch.setenv("TENURE_REQUIRE_URL", value)
+    assert settings("sqlite:///x.db").sqlite_path == "x.db"
+    monkeypatch.setenv("TENURE_URL", "sqlite:///y.db")
+    assert settings(None).sqlite_path == "y.db"
+
+
+@pytest.mark.parametrize("value", ["0", "false", "No", "off", ""])
+def test_no_url_is_required_where_the_variable_says_no(monkeypatch, tmp_path, value):
+    monkeypatch.setenv("TENURE_REQUIRE_URL", value)
+    assert settings(None).sqlite_path == f"{tmp_path}/state/tenure/tenure.db"
+
+
+@pytest.mark.parametrize("value", ["2", "ja", " ", "TENURE_URL", "\udcff"])
+@pytest.mark.parametrize("url", [None, "sqlite:///x.db"])
+def test_a_requirement_that_is_neither_yes_nor_no_is_an_error_with_a_url_too(monkeypatch, url, value):
+    monkeypatch.setenv("TENURE_REQUIRE_URL", value)
+    with pytest.raises(ConfigError, match=r"TENURE_REQUIRE_URL=.* must be one of 1, true, yes, on, 0,") as told:
+        settings(url)
+    assert repr(value) in str(told.value)
 
 
 def test_nodes_without_any_setting_meet_in_the_default_database(tmp_path):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -12,13 +12,14 @@ import anyio
 import pytest
 
 import tenure
-from tenure import asks, meter
-from tenure.asks import Held, Joined, Renew, Standing, Vacancy
-from tenure.candidacy import Candidacy
-from tenure.events import Deposed, Elected, LeaderChanged, Resumed, Suspended
-from tests.desk import QUICK, Desk, Nodes, connected, execute, fork, until
+from tenure import stats
+from tenure.core import messages
+from tenure.core.messages import Held, Joined, Renew, Standing, Vacancy
+from tenure.core.roles import Roles
+from tenure.events import Deposed, Elected, EndReason, LeaderChanged, Resumed, Suspended
+from tests.support.store_by_hand import QUICK, Desk, Nodes, connected, execute, fork, until
 
-SOURCE = Path(meter.__file__).parent
+SOURCE = Path(stats.__file__).parent / "core"
 RENEW = Renew("me")
 
 
@@ -26,37 +27,33 @@ def role_of(node, role="r"):
     return next(one for one in node.stats().roles if one.role == role)
 
 
-# --- the meter by itself ------------------------------------------------------------------------------------
+# --- the recorder by itself ---------------------------------------------------------------------------------
 
 
 def test_every_reason_that_the_protocol_gives_has_a_word_of_its_own():
     """A reason without one would be counted as `other`, and no dashboard would know it."""
-    given = set()
-    for name in ("protocol", "candidacy"):
-        for node in ast.walk(ast.parse((SOURCE / f"{name}.py").read_text())):
-            called = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
-            if called in ("lose", "_lose_all", "_over"):
-                given |= {one.value for one in node.args if isinstance(one, ast.Constant)}
-    assert given == set(meter.REASONS)
-    assert len(set(meter.TRANSITIONS)) == 3 + len(given)
+    texts = [(SOURCE / f"{name}.py").read_text() for name in ("protocol", "roles")]
+    given = {EndReason[name] for text in texts for name in re.findall(r"EndReason\.([A-Z_]+)", text)}
+    assert given == set(stats.REASONS)
+    assert len(set(stats.TRANSITIONS)) == 3 + len(given)
 
 
 def standing(*roles):
     """A node that stands for roles, as the database knows."""
-    candidacy = Candidacy(10.0, [])
-    measure = meter.Meter()
+    candidacy = Roles(10.0, [])
+    recorder = stats.StatsRecorder()
     for role in roles:
         candidacy.stand(role)
-        measure.stood(role, 0.0)
+        recorder.stood(role, 0.0)
     candidacy.unregistered.clear()
-    return measure, candidacy
+    return recorder, candidacy
 
 
 def test_latencies_are_counted_in_buckets_that_include_the_smaller_ones():
-    measure, candidacy = standing()
+    recorder, candidacy = standing()
     for seconds in (0.0005, 0.001, 0.002, 0.3, 99.0):
-        measure.answered(RENEW, Standing(alive=True), candidacy, seconds, 1.0)
-    latency = measure.renewals
+        recorder.answered(RENEW, Standing(alive=True), candidacy, seconds, 1.0)
+    latency = recorder.renewals
     assert latency.count == 5
     assert latency.seconds == pytest.approx(99.3035)
     counts = dict(latency.buckets)
@@ -66,72 +63,72 @@ def test_latencies_are_counted_in_buckets_that_include_the_smaller_ones():
 
 
 def test_only_what_renews_the_lease_counts_as_a_renewal():
-    measure, candidacy = standing()
-    measure.answered(asks.Tidy(), asks.Done(), candidacy, 1.0, 1.0)
-    measure.failed(asks.Tidy())
-    measure.failed(asks.Open())
-    assert (measure.renewals.count, measure.renewals_failed) == (0, 0)
-    measure.answered(RENEW, Standing(alive=False), candidacy, 1.0, 1.0)
-    measure.failed(RENEW)
-    assert (measure.renewals.count, measure.renewals_failed) == (0, 2)
+    recorder, candidacy = standing()
+    recorder.answered(messages.Tidy(), messages.Done(), candidacy, 1.0, 1.0)
+    recorder.failed(messages.Tidy())
+    recorder.failed(messages.Open())
+    assert (recorder.renewals.count, recorder.renewals_failed) == (0, 0)
+    recorder.answered(RENEW, Standing(alive=False), candidacy, 1.0, 1.0)
+    recorder.failed(RENEW)
+    assert (recorder.renewals.count, recorder.renewals_failed) == (0, 2)
 
 
 def test_joining_counts_as_the_beginning_of_the_lease_only_if_it_worked():
-    measure, candidacy = standing()
-    measure.started(1.0)
-    join = asks.Join(asks.Member("me", "a", 10.0, "instant", 1), asks.Server("start", "line"))
-    measure.answered(join, Joined(sentinel=False), candidacy, 0.1, 2.0)
-    assert measure.renewed_at == 1.0
-    measure.answered(join, Joined(sentinel=True), candidacy, 0.1, 3.0)
-    assert measure.renewed_at == 3.0
-    assert measure.renewals.count == 0
+    recorder, candidacy = standing()
+    recorder.started(1.0)
+    join = messages.Join(messages.Member("me", "a", 10.0, "instant", 1), messages.Server("start", "line"))
+    recorder.answered(join, Joined(sentinel=False), candidacy, 0.1, 2.0)
+    assert recorder.renewed_at == 1.0
+    recorder.answered(join, Joined(sentinel=True), candidacy, 0.1, 3.0)
+    assert recorder.renewed_at == 3.0
+    assert recorder.renewals.count == 0
 
 
 def test_a_role_that_is_not_vacant_is_seen_to_be_held():
-    measure, candidacy = standing("held", "vacant", "unregistered", "dropped", "mine")
+    recorder, candidacy = standing("held", "vacant", "unregistered", "dropped", "mine")
     candidacy.unregistered.add("unregistered")  # the answer is silent about it
     candidacy.holding["mine"] = 4
     answer = Standing(alive=True, held=(Held("mine", 4), Held("dropped", 3)), vacant=(Vacancy("vacant", 2),))
-    measure.answered(RENEW, answer, candidacy, 0.1, 7.0)
-    seen = {role: measure.seen(role) for role in measure.roles()}
+    recorder.answered(RENEW, answer, candidacy, 0.1, 7.0)
+    seen = {role: recorder._seen[role] for role in recorder.roles()}
     assert seen == {"held": 7.0, "mine": 7.0, "vacant": 0.0, "unregistered": 0.0, "dropped": 0.0}
 
 
 def test_a_leader_that_slept_past_its_deadline_was_last_seen_at_the_deadline():
-    measure, _ = standing("r")
-    measure.happened(Elected("r", 1), 10.0, float("-inf"))
-    assert measure.seen("r") == 10.0
-    measure.happened(Deposed("r", 1, "lapsed"), 500.0, believed_until=19.0)
-    assert measure.seen("r") == 19.0
+    recorder, _ = standing("r")
+    recorder.happened(Elected("r", 1), 10.0, float("-inf"))
+    assert recorder._seen["r"] == 10.0
+    recorder.happened(Deposed("r", 1, "lapsed"), 500.0, trusted_before=19.0)
+    assert recorder._seen["r"] == 19.0
 
 
 def test_a_term_that_ends_in_doubt_was_last_seen_when_the_doubt_began():
-    measure, _ = standing("r")
-    measure.happened(Elected("r", 1), 10.0, float("-inf"))
-    measure.happened(Suspended("r", 1), 12.0, believed_until=19.0)
-    measure.happened(Deposed("r", 1, "lapsed"), 19.0, believed_until=float("-inf"))
-    assert measure.seen("r") == 12.0
+    recorder, _ = standing("r")
+    recorder.happened(Elected("r", 1), 10.0, float("-inf"))
+    recorder.happened(Suspended("r", 1), 12.0, trusted_before=19.0)
+    recorder.happened(Deposed("r", 1, "lapsed"), 19.0, trusted_before=float("-inf"))
+    assert recorder._seen["r"] == 12.0
 
 
 def test_transitions_are_counted_by_role_and_kind_and_nothing_else_is():
-    measure, _ = standing("r", "other")
+    recorder, _ = standing("r", "other")
     for event in (Elected("r", 1), Suspended("r", 1), Resumed("r", 1), Deposed("r", 1, "the connection was cut")):
-        measure.happened(event, 1.0, 9.0)
-    measure.happened(LeaderChanged("r", 2, "id", "somebody"), 2.0, 9.0)
-    measure.happened(Elected("never stood for", 1), 2.0, 9.0)
-    measure.happened(Deposed("other", 1, "a reason of tomorrow"), 2.0, 9.0)
-    counts = {kind: count for kind, count in measure.transitions("r").items() if count}
+        recorder.happened(event, 1.0, 9.0)
+    recorder.happened(LeaderChanged("r", 2, "id", "somebody"), 2.0, 9.0)
+    recorder.happened(Elected("never stood for", 1), 2.0, 9.0)
+    recorder.happened(Deposed("other", 1, "a reason of tomorrow"), 2.0, 9.0)
+    counts = {kind: count for kind, count in recorder._transitions["r"].items() if count}
     assert counts == {"elected": 1, "suspended": 1, "resumed": 1, "cut": 1}
-    assert measure.transitions("other")["other"] == 1
-    assert measure.roles() == ["r", "other"]
+    assert recorder._transitions["other"]["other"] == 1
+    assert recorder.roles() == ["r", "other"]
 
 
 def test_who_stands_again_begins_to_count_again_and_keeps_its_numbers():
-    measure, _ = standing("r")
-    measure.happened(Elected("r", 1), 1.0, 9.0)
-    measure.stood("r", 60.0)
-    assert measure.seen("r") == 60.0
-    assert measure.transitions("r")["elected"] == 1
+    recorder, _ = standing("r")
+    recorder.happened(Elected("r", 1), 1.0, 9.0)
+    recorder.stood("r", 60.0)
+    assert recorder._seen["r"] == 60.0
+    assert recorder._transitions["r"]["elected"] == 1
 
 
 # --- in a node ----------------------------------------------------------------------------------------------

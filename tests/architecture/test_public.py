@@ -1,8 +1,7 @@
-"""What users see: the public names, their words, the weight of the import, and the layers behind them."""
+"""What users see: the public names, their words, the weight of the import, and the examples in the documents."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 import os
 import re
@@ -16,8 +15,7 @@ import pytest
 
 import tenure
 
-REPOSITORY = Path(__file__).parents[1]
-SOURCES = sorted((REPOSITORY / "src" / "tenure").rglob("*.py"))
+REPOSITORY = Path(__file__).parents[2]
 
 PUBLIC = {
     *("Node", "Election", "Term", "Transaction"),
@@ -27,6 +25,7 @@ PUBLIC = {
     *("Candidate", "JobRecord", "LeaderInfo", "TermRecord"),
     *("NodeStats", "RoleStats", "Latency", "ServiceInfo"),
     *("TenureError", "ConfigError", "StoreUnavailable", "PoolerDetected", "WaitTimeout", "NodeClosed"),
+    "NotCommitted",
     *("NotLeader", "LeadershipLost", "Fenced"),
     *("fence_sql", "tables_sql", "manual", "__version__"),
 }
@@ -35,24 +34,6 @@ STEP_BY_STEP = {
     *("register_candidate", "heartbeat", "elect", "is_leader", "leader", "list_candidates", "unregister_candidate"),
 }
 
-LAYERS = (
-    # From values up to facades. A module may import from rows above its own, and from its own row.
-    {"version", "errors", "timing", "clock", "events", "asks", "dialects", "mounts"},
-    {"statements", "session", "settings", "candidacy", "observation", "meter"},
-    {"protocol", "schema", "store", "watch"},
-    {"values", "dialing", "postgres", "connector", "sqlite", "advisory", "mysql", "mysql_connector", "user_locks"},
-    {"locking"},
-    {"atomic", "connections", "backends", "dispatch", "booth", "borrowed", "engines"},
-    {"engine", "claims"},
-    {"term", "election"},
-    {"loops", "registry", "manual", "diagnosis", "postgres_checks", "sqlite_checks", "mysql_checks"},
-    {"async_term", "async_election", "jobs"},
-    {"services", "crew"},
-    {"node"},
-    {"async_node"},
-    {"cli", "integrations"},
-    {"__init__", "__main__"},
-)
 DRIVERS_AND_FRAMEWORKS = {
     *("psycopg", "pymysql", "asyncpg", "sqlalchemy", "asyncio", "anyio", "trio"),
     *("django", "starlette", "fastapi", "apscheduler", "celery", "prometheus_client", "opentelemetry"),
@@ -64,9 +45,41 @@ DRIVERS_AND_FRAMEWORKS = {
 
 def test_public_names_are_these_and_no_others():
     assert set(tenure.__all__) == PUBLIC
-    assert list(tenure.__all__) == sorted(tenure.__all__)
+    assert len(tenure.__all__) == len(PUBLIC)
     assert all(hasattr(tenure, name) for name in PUBLIC)
     assert set(tenure.manual.__all__) == STEP_BY_STEP
+
+
+FACADES = ("Node", "Election", "Term", "Transaction")
+REFERENCE = REPOSITORY / "docs" / "reference.md"
+
+
+def documented_names():
+    """The names that the reference shows, by class. A name without an owner (`.history()`) has the one before."""
+    calls = REFERENCE.read_text().partition("## Node, Election, Term")[2].partition("\n## ")[0]
+    names, owner = {facade: set() for facade in FACADES}, ""
+    for cell in re.findall(r"^\| (.*?) \|", calls, flags=re.MULTILINE):
+        for prefix, name in re.findall(r"`(\w*)\.(\w+)", cell):
+            owner = prefix.capitalize() or owner
+            if owner in names:
+                names[owner].add(name)
+    return names
+
+
+@pytest.mark.parametrize("facade", FACADES)
+@pytest.mark.parametrize("prefix", ["", "Async"])
+def test_public_is_what_the_reference_shows(prefix, facade):
+    shown = {name for name in dir(getattr(tenure, prefix + facade)) if not name.startswith("_")}
+    assert shown == documented_names()[facade]
+
+
+def test_instances_have_no_public_attributes_beside_those_of_their_classes(tmp_path):
+    with tenure.Node(f"sqlite:///{tmp_path}/t.db") as node:
+        election = node.election("r")
+        term = election.wait(20)
+        with term.transaction() as transaction:
+            things = node, election, term, transaction
+            assert [name for thing in things for name in vars(thing) if not name.startswith("_")] == []
 
 
 def public_things():
@@ -107,59 +120,6 @@ def test_type_hints_of_the_public_methods_resolve():
             if inspect.isfunction(member) and not name.startswith("_"):
                 names = {"Self": typing.Any, "Election": tenure.Election}
                 typing.get_type_hints(inspect.unwrap(member), localns=names)
-
-
-# --- layers -------------------------------------------------------------------------------------------------
-
-
-def imports_of(path):
-    """The modules of ours that a file imports at its top level, and those that it imports late or for types only."""
-    tree = ast.parse(path.read_text())
-    typing_only = [node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
-    excused = {id(inner) for block in typing_only for inner in ast.walk(block)}
-    for node in ast.walk(tree):
-        if id(node) in excused or not isinstance(node, (ast.Import, ast.ImportFrom)):
-            continue
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif node.module == "tenure":
-            names = [f"tenure.{alias.name}" for alias in node.names]
-        else:
-            names = [node.module or ""]
-        yield from (name.split(".")[1] for name in names if name.startswith("tenure."))
-
-
-def layer_of(module):
-    return next((number for number, layer in enumerate(LAYERS) if module in layer), None)
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
-def test_imports_point_from_facades_down_to_values(path):
-    name = path.relative_to(REPOSITORY / "src" / "tenure").parts[0].removesuffix(".py")  # a package is one place
-    own = layer_of(name)
-    assert own is not None, f"{name} needs a place in LAYERS"
-    for module in imports_of(path):
-        assert layer_of(module) is not None, f"{module} needs a place in LAYERS"
-        assert layer_of(module) <= own, f"{path.stem} imports {module}, which is above it"
-
-
-PURE = ("protocol", "candidacy", "observation", "timing", "asks", "events", "statements")
-
-
-@pytest.mark.parametrize("module", PURE)
-def test_protocol_knows_no_clock_no_thread_and_no_database(module):
-    path = REPOSITORY / "src" / "tenure" / f"{module}.py"
-    reached, todo = set(), {path.stem}
-    while todo:
-        reached |= todo
-        todo = {name for one in todo for name in imports_of(path.with_stem(one))} - reached
-    for name in reached:
-        tree = ast.parse(path.with_stem(name).read_text())
-        imported = {
-            alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
-        } | {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
-        forbidden = {"time", "threading", "socket", "os", "sqlite3", "logging", "secrets", *DRIVERS_AND_FRAMEWORKS}
-        assert not imported & forbidden, f"{module} reaches {name}, which imports {imported & forbidden}"
 
 
 # --- the weight of the import -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`tenure demo`, as somebody types it: what it prints, that it fails when it should, what it leaves behind."""
+"""`tenure demo` as a user runs it: what it prints, that it fails when it should, what it leaves behind."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from click.testing import CliRunner
 
 from tenure.cli import main
 from tests.conftest import missing
-from tests.desk import execute, until
+from tests.support.store_by_hand import execute, until
 
 pytestmark = pytest.mark.long
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 TENURE = Path(sys.executable).with_name("tenure")
 
 
@@ -141,10 +141,10 @@ def test_pictures_are_of_the_present_demo():
 
 SABOTAGE = {
     "a fence that lets everything pass": (
-        "import tenure.connections; tenure.connections.fence = lambda *_: None",
+        "import tenure.fence.fence; tenure.fence.fence.fence = lambda *_: None",
         "the database accepted the stale write",
     ),
-    "a leader for ever in its own eyes": (
+    "a leader that always believes that it leads": (
         """
 from tenure.election import BaseElection
 honest = BaseElection.is_leader.fget
@@ -155,7 +155,7 @@ BaseElection.is_leader = property(boast)
         """,
         "still read is_leader as True when it woke",
     ),
-    "two who read True at once": (
+    "two leaders that read True at once": (
         """
 import threading
 from tenure.election import BaseElection
@@ -173,8 +173,8 @@ BaseElection.is_leader = property(boast)
         "import functools, tenure.node; tenure.node.Node = functools.partial(tenure.node.Node, takeover='strict')",
         "when the lease was over anyway",
     ),
-    "a lease that nobody respects": (
-        "import tenure.timing; tenure.timing.silence = lambda ttl: 0.55 * ttl",
+    "a lease that other nodes ignore": (
+        "import tenure.core.timing; tenure.core.timing.silence = lambda ttl: 0.55 * ttl",
         "led before the lease of",
     ),
 }
@@ -234,12 +234,12 @@ class Running:
         """The process of the first line that ends so."""
         name = next(line for line in self.said if line.rstrip().endswith(ending)).split()[2]
         pid = next(line for line in self.said if f"{name}  starts" in line).split()[-1]
-        return next(one for one in self.family if one.pid == int(pid))
+        return next(process for process in self.family if process.pid == int(pid))
 
     def end(self):
         """Return the exit code and what was said on stderr; all others are gone, too."""
         _, complaint = self.demo.communicate(timeout=60)
-        until(lambda: not any(alive(one) for one in self.family), "every process of the demo is gone")
+        until(lambda: not any(map(alive, self.family)), "every process of the demo is gone")
         return self.demo.returncode, complaint
 
 
@@ -257,6 +257,14 @@ def directory_of(replica):
     return Path(re.search(r"/[^?&]*tenure-demo-\w+", url.replace("%2F", "/").partition("host=")[2] or url)[0])
 
 
+def names(processes):
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # the server's own processes come and go
+            found.add(process.name())
+    return found
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_demo_that_is_interrupted_leaves_nothing_behind(number, code):
     """In the worst moment: one of its processes is stopped, and a server runs."""
@@ -264,7 +272,7 @@ def test_a_demo_that_is_interrupted_leaves_nothing_behind(number, code):
     with Running(line="  is frozen") as running:
         directory = directory_of(running.replica("  is frozen"))
         assert directory.is_dir()
-        assert "postgres" in {one.name() for one in running.family}
+        assert "postgres" in names(running.family)
         os.killpg(running.demo.pid, number)  # as a terminal's Ctrl-C does
         assert running.end() == (code, "")
     until(lambda: not directory.exists(), "the directory is gone")
@@ -277,11 +285,11 @@ def test_sigterm_ends_it_and_your_database_is_as_before(postgres_url):
     assert execute(postgres_url, "select nspname from pg_namespace where nspname like 'tenure%%'") == []
 
 
-def test_a_process_that_somebody_else_kills_is_a_failure():
+def test_a_process_that_the_demo_did_not_kill_is_a_failure():
     with Running("--sqlite", line="leads, with token 1") as running:
         leader = running.replica("leads, with token 1")
-        other = next(one for one in running.family if "replica" in str(one.cmdline()) and one != leader)
+        other = next(child for child in running.family if "replica" in str(child.cmdline()) and child != leader)
         name = re.search(r"replica-[abc]", str(other.cmdline()))[0]
         other.kill()
-        said = f"tenure: the demo failed: {name} was killed by signal 9, and the demo did not do that\n"
+        said = f"tenure: the demo failed: {name} was killed by signal 9, but not by the demo\n"
         assert running.end() == (1, said)

@@ -11,19 +11,21 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
 import tenure
-from tenure import schema, timing
-from tenure.advisory import CLASS_ID
-from tenure.diagnosis import diagnosed, fine, pace
-from tenure.postgres_checks import TIMEOUTS
-from tests.canary import CANARY, PIECE
-from tests.desk import Desk, Nodes, connected, execute, until
-from tests.servers import Scratch, server_account
-from tests.test_cli import Answer
+from tenure.core import timing
+from tenure.databases.doctor import diagnosed, ok, pace
+from tenure.databases.postgres.doctor import TIMEOUTS
+from tenure.databases.postgres.sentinel import CLASS_ID
+from tenure.store.tables import MIGRATIONS, Migration
+from tests.cli.test_cli import Answer
+from tests.support.secrets import CANARY, PIECE
+from tests.support.servers import Scratch, server_account
+from tests.support.store_by_hand import Desk, Nodes, connected, execute, until
 
 FIT = {"reachable", "server", "round trip", "primary", "connection", "tls", "keepalive", "connections", "time-outs"}
 FIT |= {"durability", "replication", "ttl", "tables", "privileges", "identity", "namespace", "keys", "members"}
@@ -142,7 +144,7 @@ def test_whatever_hangs_is_a_finding():
     forever = threading.Event()
 
     def hanging():
-        yield fine("first", "quick")
+        yield ok("first", "quick")
         forever.wait()
 
     first, last = diagnosed(hanging(), limit_s=0.1)
@@ -161,7 +163,8 @@ def test_pooler_in_between_is_found(postgres_server, tables, make_pgbouncer, poo
     if code == 0:
         assert "a node picks mode lease" in visit.texts["connection"]
         assert "direct_url=" in visit.remedies["connection"]
-        assert Visit(pooler.through(tables), "--strict").code == 1
+        strict = Visit(pooler.through(tables), "--strict")
+        assert strict.code == 1, strict.texts
     else:
         assert "pool_mode = transaction" in visit.remedies["connection"]
 
@@ -254,8 +257,8 @@ def test_tables_of_a_newer_release_are_found(one_url):
 def test_tables_of_an_older_release_are_found(tables, worker, monkeypatch):
     name, url = worker
     permit(tables, name)
-    newest = schema.MIGRATIONS[-1].version
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, schema.Migration(newest + 1, ())))
+    newest = MIGRATIONS[-1].version
+    monkeypatch.setattr("tenure.store.tables.MIGRATIONS", (*MIGRATIONS, Migration(newest + 1, ())))
     visit = Visit(tables)
     visit.only("tables warning")
     assert f"version {newest}, and this release has {newest + 1}" in visit.texts["tables"]
@@ -269,7 +272,7 @@ def test_tables_of_an_older_release_are_found(tables, worker, monkeypatch):
 
 SETTINGS = {
     "idle_session_timeout = '1h'": "is 3600 s, set for this role in this database: a node overrides it for itself",
-    "idle_in_transaction_session_timeout = '5s'": "is 5 s, .* a fenced transaction .* is ended",
+    "idle_in_transaction_session_timeout = '5s'": "is 5 s, .* fenced transaction .* is ended",
     "statement_timeout = '500ms'": "is 0.5 s, ",
     "lock_timeout = '10ms'": "waits longer for a lock",
     "synchronous_commit = off": "a node uses `local` for itself",
@@ -282,7 +285,7 @@ def test_settings_of_the_role_are_found_and_the_remedies_mend_them(postgres_serv
             execute(tables, f"alter role postgres in database {tables.rpartition('/')[2]} set {setting}")
         visit = Visit(tables)
         assert visit.code == 0
-        found = {one["text"].split()[0]: one for one in visit.findings if one["level"] == "warning"}
+        found = {finding["text"].split()[0]: finding for finding in visit.findings if finding["level"] == "warning"}
         assert [*found] == sorted(setting.split()[0] for setting in SETTINGS)
         for setting, says in SETTINGS.items():
             finding = found.pop(setting.split()[0])
@@ -335,8 +338,7 @@ def test_ttl_is_held_against_the_distance_and_the_largest_permitted(tables, monk
     settings = Desk(tables, join=False, ttl=4)
     with settings:
         for round_trip_s, level in ((0.05, "ok"), (0.2, "warning"), (0.6, "error")):
-            (finding,) = pace(settings.settings, round_trip_s)
-            assert finding.level == level
+            assert pace(settings.settings, round_trip_s).level == level
 
 
 # --- what is in the tables ----------------------------------------------------------------------------------
@@ -375,7 +377,7 @@ def lock(connection, key):
         connection.execute("select pg_advisory_lock(%s, %s)", [CLASS_ID, key])
 
 
-def test_key_that_somebody_else_holds_is_found(tables):
+def test_key_that_another_session_holds_is_found(tables):
     with Desk(tables) as desk, connected(tables, autocommit=True) as squatter:
         ((key,),) = execute(tables, "select sentinel_key from tenure.members")
         desk.store.sentinel.release(key)
@@ -386,7 +388,7 @@ def test_key_that_somebody_else_holds_is_found(tables):
 
 
 def test_members_of_another_user_are_no_strangers(tables, worker):
-    """When their connections began does not show to everybody."""
+    """The server does not show every user when connections began."""
     name, url = worker
     permit(tables, name)
     with Desk(tables):
@@ -399,13 +401,13 @@ def test_namespace_that_waits_is_found(tables):
     execute(tables, "update tenure.namespaces set incarnation = '1:1', max_ttl_ms = 30000")
     visit = Visit(tables)
     visit.only("namespace warning")
-    assert "30 s after a node first saw this one" in visit.texts["namespace"]
+    assert "30 s after a node first saw this server" in visit.texts["namespace"]
     visit = Visit(tables, "--namespace", "another")
     visit.only()
-    assert visit.texts["namespace"] == "'another' is new: the first node makes it"
+    assert visit.texts["namespace"] == "'another' is new: the first node creates it"
 
 
-def test_member_that_nobody_watches_is_found(one_url):
+def test_member_that_no_other_watches_is_found(one_url):
     with Desk(one_url) as desk:
         members, long_ago = desk.session.dialect.prefix + "members", "2001-01-01 00:00:00.000"
         execute(one_url, f"update {members} set renewed_at = '{long_ago}'")
@@ -415,6 +417,19 @@ def test_member_that_nobody_watches_is_found(one_url):
             rf"{desk.settings.name!r} \(process {os.getpid()} on .* its TTL is 30 s", visit.texts["members"]
         )
         assert "start a node" in visit.remedies["members"]
+
+
+@pytest.mark.parametrize(("ago_s", "overdue"), [(20, False), (31, True), (60, True), (1000, True)])
+def test_doctor_and_status_agree_on_who_is_overdue(one_url, ago_s, overdue):
+    with Desk(one_url, ttl=30) as desk:
+        members = desk.session.dialect.prefix + "members"
+        renewed = datetime.now(timezone.utc) - timedelta(seconds=ago_s)
+        offset = "" if one_url.startswith("mysql") else "+00:00"
+        execute(one_url, f"update {members} set renewed_at = '{renewed:%Y-%m-%d %H:%M:%S.%f}{offset}'")
+        assert ("overdue" in Answer("status", url=one_url).out) == overdue
+        visit = Visit(one_url)
+        visit.only(*(["members warning"] if overdue else []))
+        assert ("overdue" in visit.texts["members"]) == overdue
 
 
 # --- SQLite -------------------------------------------------------------------------------------------------
@@ -455,7 +470,7 @@ def test_missing_table_of_a_file_is_found(sqlite_url):
     assert visit.texts["tables"] == "missing in this file: tenure_roles"
 
 
-def test_file_that_somebody_keeps_locked_is_found_and_nobody_hangs(sqlite_url):
+def test_file_that_another_process_keeps_locked_is_found_without_a_hang(sqlite_url):
     with Desk(sqlite_url, join=False):
         pass
     with connected(sqlite_url) as writer:
@@ -471,8 +486,8 @@ EXAMINE_AS = """
 import os, sys
 from click.testing import CliRunner
 from tenure.cli import main
-account, fine, *urls = sys.argv[1:]
-CliRunner().invoke(main, ["doctor", "--url", fine])  # as whoever can read the sources
+account, ok, *urls = sys.argv[1:]
+CliRunner().invoke(main, ["doctor", "--url", ok])  # with what anybody can read in the sources
 if int(account): os.setegid(int(account)); os.seteuid(int(account))
 for url in urls:
     result = CliRunner().invoke(main, ["doctor", "--url", url])
@@ -507,7 +522,8 @@ def test_default_file_is_examined_where_no_url_is_given(tmp_path, monkeypatch):
     with tenure.Node() as node:
         node.election("r").wait(20)
         answer = Answer("doctor")
-    assert (answer.code, answer.err) == (0, "")
+    assert answer.code == 0
+    assert f"through the file {tmp_path}/tenure/tenure.db" in answer.err
     assert f"'{tmp_path}/tenure/tenure.db' is writable" in answer.out
 
 

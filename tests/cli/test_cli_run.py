@@ -8,8 +8,10 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -17,10 +19,13 @@ import psycopg
 import pytest
 
 import tenure
-from tenure.cli.guard import PR_SET_CHILD_SUBREAPER
+from tenure.cli.run.guard_process import GUARD
+from tenure.cli.run.processes import PR_SET_CHILD_SUBREAPER
+from tenure.internals import engine_of
 from tenure.registry import Registry
-from tests.desk import connected
-from tests.runners import PATIENCE_S, TENURE, Contest, Runner, contested, eventually
+from tests.conftest import missing
+from tests.support.run_processes import PATIENCE_S, TENURE, Contest, Runner, contested, eventually
+from tests.support.store_by_hand import connected
 
 ROUNDS = int(os.environ.get("RUN_ROUNDS", "10"))
 """How often each order of death is tried; `RUN_ROUNDS=50 make test ARGS=…` for more."""
@@ -60,7 +65,7 @@ def kill(contest, name):
 
 
 def stop(contest, name):
-    """Stop the process alone, without its guard and its command, until somebody else leads."""
+    """Stop the process alone, without its guard and its command, until another process leads."""
     contest.runners[name].signal(signal.SIGSTOP)
 
 
@@ -75,7 +80,7 @@ def terminate(url, name):
         assert connection.execute(text, (name,)).fetchall() == [(True,)]
 
 
-def nobody_overlaps(directory, url, fault, *, ttl, contests, size, rounds):
+def check_no_overlap(directory, url, fault, *, ttl, contests, size, rounds):
     """Go through terms of several roles side by side; each fault ends one, as soon as there is a successor."""
     with contextlib.ExitStack() as stack:
         all_ = [Contest(directory / f"role-{n}", url, size, "--ttl", ttl, "--restart") for n in range(contests)]
@@ -88,7 +93,7 @@ def nobody_overlaps(directory, url, fault, *, ttl, contests, size, rounds):
         while any(len(contest.begun) <= rounds for contest in all_):
             assert time.monotonic() < deadline, [(len(contest.begun), contest.errors) for contest in all_]
             for contest in all_:
-                # Again after a while: who is stopped inside a write to SQLite keeps everybody from leading.
+                # Again after a while: a process that is stopped inside a write to SQLite keeps all others from leading.
                 term, again_at = faults[contest]
                 if len(contest.begun) > rounds or (term == len(contest.begun) and time.monotonic() < again_at):
                     continue
@@ -99,22 +104,32 @@ def nobody_overlaps(directory, url, fault, *, ttl, contests, size, rounds):
                     fault(contest, contest.begun[-1])
             time.sleep(0.05)
     assert [[*contest.survivors, contest.errors] for contest in all_] == [[""]] * contests
-    eventually(lambda: not any(contest.living() for contest in all_), "everybody to be dead after the last runner")
+    eventually(lambda: not any(contest.living() for contest in all_), "all processes to be dead after the last runner")
 
 
 def test_everything_that_the_command_started_is_dead_before_its_successor_begins_after_kill_9(tmp_path, one_url):
     rounds = ROUNDS // 2
-    nobody_overlaps(tmp_path, one_url, kill, ttl="10", contests=2, size=rounds + 1, rounds=rounds)
+    check_no_overlap(tmp_path, one_url, kill, ttl="10", contests=2, size=rounds + 1, rounds=rounds)
+
+
+@pytest.mark.parametrize(
+    ("url", "counts"), [("sqlite:///t.db", False), ("postgresql:///t", True), ("mysql:///t", True)]
+)
+def test_a_locked_database_is_an_error_of_a_contest_on_a_server(tmp_path, url, counts):
+    contest = Contest(tmp_path / "role", url, 0)
+    with contextlib.closing(contest):
+        (contest.directory / "errors").write_text("tenure: role 'role': database is locked; waiting for the database\n")
+        assert bool(contest.errors) is counts
 
 
 @pytest.mark.long
 def test_the_same_holds_if_the_process_alone_is_stopped_past_its_ttl(tmp_path, one_url):
-    nobody_overlaps(tmp_path, one_url, stop, ttl="1", contests=5, size=2, rounds=ROUNDS // 5)
+    check_no_overlap(tmp_path, one_url, stop, ttl="1", contests=5, size=2, rounds=ROUNDS // 5)
 
 
 @pytest.mark.long
 def test_the_same_holds_if_the_server_cuts_the_connection(tmp_path, postgres_url):
-    nobody_overlaps(tmp_path, postgres_url, cut, ttl="5", contests=5, size=2, rounds=ROUNDS // 5)
+    check_no_overlap(tmp_path, postgres_url, cut, ttl="5", contests=5, size=2, rounds=ROUNDS // 5)
 
 
 def test_a_command_that_is_lost_with_the_database_is_ended_before_trust_ends(
@@ -166,7 +181,7 @@ def adopting():
 
 
 def test_the_sentinel_stands_until_the_guard_has_done_its_work(tmp_path, one_url, adopting):
-    """The guard is stopped for a moment, so that it is late: nobody else leads meanwhile."""
+    """The guard is stopped for a moment, so that it is late. No other process leads meanwhile."""
     contest = Contest(tmp_path / "role", one_url, 2, "--ttl", "30")
     with contextlib.closing(contest):
         eventually(lambda: contest.begun, "a leader")
@@ -190,12 +205,13 @@ def test_a_node_whose_work_goes_on_does_not_end_its_old_membership(postgres_url)
     with tenure.Node(postgres_url, name="cut") as node, Registry(postgres_url) as registry:
         election = node.election("work")
         term = election.wait(PATIENCE_S)
-        election.work(goes_on=True)
+        candidacy = engine_of(node).candidacy("work")
+        candidacy.begin_work()
         terminate(postgres_url, "cut")
         assert term.wait_lost(PATIENCE_S)
         time.sleep(0.5)
         assert [member.member_id for member in registry.members()] == [term.member_id]
-        election.work(goes_on=False)
+        candidacy.end_work()
         assert election.wait(PATIENCE_S).token == 2
 
 
@@ -265,7 +281,7 @@ def test_one_that_leaves_takes_no_further_term(tmp_path, one_url, start):
         assert [term.reason for term in registry.history("work")] == ["resigned"]
 
 
-def test_a_guard_that_somebody_stopped_hears_all_the_same(tmp_path, one_url, start):
+def test_a_guard_that_was_stopped_is_woken_by_a_message(tmp_path, one_url, start):
     begun = tmp_path / "begun"
     runner = start("--", "sh", "-c", writes(begun) + "exec sleep 1000", url=one_url)
     eventually(begun.exists, "the command")
@@ -275,7 +291,7 @@ def test_a_guard_that_somebody_stopped_hears_all_the_same(tmp_path, one_url, sta
     assert runner.wait() == 143
 
 
-def test_who_waits_without_its_guard_gets_another(tmp_path, one_url, start):
+def test_a_runner_whose_guard_was_killed_while_it_waits_gets_another(tmp_path, one_url, start):
     begun, over = tmp_path / "begun", tmp_path / "over"
     start("--", "sh", "-c", writes(begun) + f"while ! [ -e {over} ]; do sleep 0.02; done", url=one_url)
     eventually(begun.exists, "the command")
@@ -286,6 +302,121 @@ def test_who_waits_without_its_guard_gets_another(tmp_path, one_url, start):
     os.kill(int(guard), signal.SIGKILL)
     over.touch()
     assert second.wait() == 5
+
+
+# --- where processes cannot be seen ---------------------------------------------------------------------------
+
+BLIND = {
+    "no-proc": ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"],
+    "proc-of-the-host": ["unshare", "--pid", "--fork", "--kill-child"],
+    "proc-of-a-dead-namespace": [
+        *("unshare", "--mount", "sh", "-c"),
+        'unshare --pid --fork mount -t proc proc /proc && exec "$@"',
+        "sh",
+    ],
+}
+"""Systems on which the processes that a command has started cannot be found."""
+SEEING = {
+    "pid-namespace": ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"],
+    "hidepid": [
+        *("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c"),
+        'mount -t proc -o hidepid=2 proc /proc && exec setpriv --reuid=65534 --regid=65534 --clear-groups "$@"',
+        *("sh", "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),  # the sources may be root's own
+    ],
+}
+"""Systems on which they can be found, though /proc shows only some processes."""
+
+# Leaves two processes behind: an orphan in its own session, and one in the command's process group.
+DAEMON = """
+cd "$1"
+(setsid sh -c 'trap "" TERM; while [ -e go ]; do echo >>beats; sleep 0.02; done' &)
+(trap "" TERM; while [ -e go ]; do echo >>group-beats; sleep 0.02; done) &
+while ! [ -s beats ] || ! [ -s group-beats ]; do sleep 0.01; done
+echo >begun
+"""
+
+# Runs the rest and writes down how it ended. It goes on: all processes of a PID namespace die with the first one.
+KEEPER = """
+directory=$1; ends=$2; shift 2
+"$@" & pid=$!
+if [ $ends ]; then
+    while ! [ -e $directory/begun ]; do sleep 0.01; done
+    kill -$ends $pid
+fi
+wait $pid
+echo $? >$directory/code
+while [ -e $directory/go ]; do sleep 0.02; done
+"""
+
+
+class World:
+    """A shell in its own namespaces, in which ``tenure run`` runs a command that leaves daemons behind."""
+
+    def __init__(self, directory, world, *options, ends="", script=DAEMON):
+        self.directory = directory
+        job = [*options, "--grace", "0.1", "--role", "work", "--url", f"sqlite:///{directory}/t.db"]
+        command = ["--", "sh", "-c", script, "sh", directory]
+        keeper = ["sh", "-c", KEEPER, "sh", directory, ends]
+        self.process = subprocess.Popen([*world, *keeper, *TENURE, "run", *job, *command], stderr=subprocess.PIPE)
+
+    @property
+    def code(self):
+        """How ``tenure run`` ended."""
+        file = self.directory / "code"
+        eventually(lambda: file.exists() and file.read_text(), "the end")
+        return int(file.read_text())
+
+    def silent(self, beats):
+        """Whether a daemon writes no more."""
+        size = (self.directory / beats).stat().st_size
+        time.sleep(0.3)
+        return (self.directory / beats).stat().st_size == size
+
+
+@pytest.fixture
+def world():
+    """Make worlds in a directory that every user can write to; their daemons end with the test."""
+    tried = subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True, check=False)
+    if tried.returncode:
+        missing(f"PID namespaces cannot be made here: {tried.stderr.decode().strip()}")
+    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as name, contextlib.ExitStack() as stack:
+        directory = Path(name)
+        directory.chmod(0o777)
+        (directory / "go").touch()
+
+        def make(*arguments, **options):
+            one = World(directory, *arguments, **options)
+            stack.enter_context(one.process)
+            stack.callback((directory / "go").unlink)
+            return one
+
+        yield make
+
+
+@pytest.mark.parametrize("kind", BLIND.values(), ids=BLIND)
+def test_a_command_whose_processes_cannot_be_seen_is_not_started(world, kind):
+    here = world(kind)
+    assert here.code == 2
+    assert [file.name for file in here.directory.iterdir() if "begun" in file.name] == []
+    said = here.process.stderr.readline()
+    assert said.startswith(b"tenure: the command cannot be guarded here: ")
+    assert b"--group-only" in said
+
+
+@pytest.mark.parametrize("kind", SEEING.values(), ids=SEEING)
+def test_a_command_is_guarded_in_a_pid_namespace_and_beside_hidden_processes(world, kind):
+    here = world(kind, ends="KILL", script=DAEMON + "wait")
+    assert here.code == 137
+    eventually(lambda: here.silent("beats") and here.silent("group-beats"), "the end of the daemons")
+
+
+@pytest.mark.parametrize("kind", BLIND.values(), ids=BLIND)
+@pytest.mark.parametrize(("ends", "code"), [("", 0), ("TERM", 143), ("KILL", 137)])
+def test_who_is_content_with_the_process_group_gets_that(world, kind, ends, code):
+    here = world(kind, "--group-only", ends=ends, script=DAEMON + ("wait" if ends else ""))
+    assert here.code == code
+    eventually(lambda: here.silent("group-beats"), "the end of the group")
+    assert not here.silent("beats")  # or the test would show nothing
 
 
 # --- what the command sees ------------------------------------------------------------------------------------
@@ -354,9 +485,9 @@ def test_the_exit_code_is_that_of_the_command(sqlite_url, command, code, words):
         (["--role", "work"], b"COMMAND"),
         (["--", "true"], b"--role"),
         (["--role", "work", "--ttl", "0", "--", "true"], b"ttl=0"),
-        (["--role", "work", "--url", "sqlite:///no/such/directory/t.db", "--", "true"], b"no such directory"),
+        (["--role", "work", "--url", "sqlite:///no/such/directory/t.db", "--", "true"], b"directory' does not exist"),
         (["--role", "work", "--", ""], b"COMMAND is empty"),
-        (["--role", "work", "--grace", "nan", "--", "true"], b"no number of seconds"),
+        (["--role", "work", "--grace", "nan", "--", "true"], b"is not a number of seconds"),
         (["--role", "work", "--restart", "--no-wait", "--", "true"], b"give one of them"),
         (["--role", "work", "--restart", "--hold", "1", "--", "true"], b"give one of them"),
     ],
@@ -375,6 +506,20 @@ def test_who_may_not_wait_leaves_at_once_and_who_waits_leaves_in_time(tmp_path, 
     assert run("--role", "work", "--no-wait", "--", "false", url=one_url).returncode == 75
     done = run("--role", "work", "--wait-timeout", "0.1", "--", "false", url=one_url)
     assert (done.returncode, done.stdout, done.stderr) == (124, b"", b"")
+
+
+def test_who_may_not_wait_needs_a_url_since_cron_starts_it_on_every_machine(tmp_path):
+    begun = tmp_path / "begun"
+    job = ["--role", "work", "--no-wait", "--", "sh", "-c", writes(begun)]
+    cron = {"env": {"HOME": str(tmp_path), "PATH": os.defpath}, "capture_output": True, "timeout": PATIENCE_S}
+    done = subprocess.run([*TENURE, "run", *job], check=False, **cron)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"--no-wait needs a URL" in done.stderr
+    assert b"TENURE_URL" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    given = ["--url", f"sqlite:///{tmp_path}/some.db"]
+    done = subprocess.run([*TENURE, "run", *given, *job], check=False, **cron)
+    assert (done.returncode, done.stderr, begun.exists()) == (0, b"", True)
 
 
 def test_who_may_not_wait_takes_over_from_one_that_is_provably_dead(one_url):
@@ -410,20 +555,20 @@ def test_restart_waits_for_a_database_that_is_not_there_yet(tmp_path, postgres_s
     postgres_server.stop()
     script = writes(begun) + "exec sleep 1000"
     runner = start("--restart", "--", "sh", "-c", script, url=postgres_url, stderr=subprocess.PIPE)
-    assert runner.process.stderr.readline().endswith(b"; waiting for it\n")
+    assert runner.process.stderr.readline().endswith(b"; waiting for the database\n")
     postgres_server.start()
     eventually(begun.exists, "the command")
     assert run("--role", "work", "--wait-timeout", "0.1", "--", "true", url=postgres_url).returncode == 124
 
 
-def test_nobody_is_blamed_where_nobody_leads(postgres_url):
+def test_no_wait_is_an_error_if_there_is_no_leader(postgres_url):
     with tenure.Node(postgres_url):
         pass
     with connected(postgres_url) as connection:
         connection.execute("lock table tenure.terms in exclusive mode")
         done = run("--role", "work", "--no-wait", "--", "true", url=postgres_url)
     assert done.returncode == 2
-    assert b"nobody leads, and nobody could be elected within 5 s" in done.stderr
+    assert b"there is no leader, and none was elected within 5 s" in done.stderr
 
 
 def test_restart_runs_it_again_under_a_new_token(tmp_path, sqlite_url, start):
@@ -471,7 +616,7 @@ def test_a_signal_ends_one_that_waits(tmp_path, sqlite_url, start):
 
 
 class Terminal:
-    """A session of its own on a terminal, with a job-control shell of a few lines in it: it runs one job."""
+    """A session on a terminal, with a job-control shell of a few lines in it that runs one job."""
 
     SHELL = """
 import os, signal, sys
@@ -521,7 +666,7 @@ print("code", os.waitstatus_to_exitcode(status), flush=True)
         os.close(self.terminal)
 
 
-# One child, before anybody stops it: a shell in vfork() whose child is stopped before it executes anything hangs, as it
+# One child, before it is stopped: a shell in vfork() whose child is stopped before it executes anything hangs, as it
 # does without `tenure run`.
 TRAPPED = "trap 'echo trapped; exit 5' INT; sleep 1000 & echo ready; while :; do wait; done"
 
@@ -574,3 +719,17 @@ def test_run_brings_no_driver_and_nothing_for_screens(sqlite_url):
     )
     loaded = set(done.stdout.decode().split())
     assert not loaded & {"psycopg", "rich", "anyio", "asyncio", "subprocess"}
+
+
+def test_guard_imports_the_two_files_beside_it_and_nothing_else_that_is_installed():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.shutdown(socket.SHUT_WR)  # so that it ends at once
+        program = [sys.executable, "-I", "-S", "-v", GUARD, str(theirs.fileno())]
+        done = subprocess.run(program, pass_fds=[theirs.fileno()], capture_output=True, text=True, check=True)
+    imported = set(re.findall(r"^import '([\w.]+)'", done.stderr, re.MULTILINE))
+    assert {"channel", "processes"} <= imported
+    assert not {
+        name for name in imported if name.split(".")[0] not in {*sys.stdlib_module_names, "channel", "processes"}
+    }
+    assert not imported & {"typing", "pathlib", "ctypes.util", "threading"}  # which are slow

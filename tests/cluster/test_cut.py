@@ -17,11 +17,11 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from tenure.connector import PostgresConnector
-from tenure.session import Gone, Step
-from tests import history
-from tests.cluster import Cluster
-from tests.servers import PostgresServer
+from tenure.databases.postgres.connect import PostgresConnector
+from tenure.store.session import Gone, Step
+from tests.support import history
+from tests.support.cluster import Cluster
+from tests.support.servers import PostgresServer
 
 TTL_S = 10.0
 CUT = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s"

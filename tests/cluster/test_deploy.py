@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster import Cluster
-from tests.test_pause import stop_between_writes
+from tests.cluster.test_pause import stop_between_writes
+from tests.support.cluster import Cluster
 
 KINDS = ({"takeover": "strict", "ttl": 1.5}, {"takeover": "instant", "ttl": 3}, {"takeover": "strict", "ttl": 2})
 

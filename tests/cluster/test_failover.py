@@ -9,8 +9,8 @@ import signal
 
 import pytest
 
-from tests import history
-from tests.cluster import Cluster, NodeProcess
+from tests.support import history
+from tests.support.cluster import Cluster, NodeProcess
 
 TTL_S = 30.0
 AT_ONCE_S = 5.0

@@ -23,9 +23,12 @@ from urllib.parse import urlsplit
 import pytest
 
 import tenure
-from tenure import asks, clock, engine
-from tenure.session import Step
-from tests.desk import QUICK, Desk, Nodes, execute, fork, renewals, until
+from tenure import clock
+from tenure import fork as hooks
+from tenure.core import messages
+from tenure.engine import engine
+from tenure.store.session import Step
+from tests.support.store_by_hand import QUICK, Desk, Nodes, execute, fork, renewals, until
 
 
 @contextlib.contextmanager
@@ -218,7 +221,7 @@ def test_fork_in_the_middle_of_a_transaction_leaves_the_child_a_usable_file(sqli
         with forked(in_child) as child:
             assert exit_code(child) == 0
         thread.join()
-        assert parents.ask(asks.Renew(parents.id)).alive
+        assert parents.ask(messages.Renew(parents.id)).alive
 
 
 def test_child_and_strangers_go_on_together_after_the_parent_has_closed_its_file(sqlite_url):
@@ -432,6 +435,42 @@ def test_nodes_that_come_and_go_leave_nothing_behind(sqlite_url, monkeypatch):
     assert gone() is None
 
 
+def test_hooks_run_in_their_order_whatever_was_imported_first(monkeypatch):
+    """And one that fails keeps no other from running."""
+    monkeypatch.setattr(hooks, "_hooks", {"before": {}, "in_parent": {}, "in_child": {}})
+    ran = []
+    for place in (hooks.Place.DJANGO, hooks.Place.ENGINE, hooks.Place.SQLITE, hooks.Place.CONNECTIONS):
+        for moment in ("before", "in_parent", "in_child"):
+            hooks.register(place, **{moment: lambda ran_at=(moment, place.name): ran.append(ran_at)})
+    hooks.register(hooks.Place.SQLITE_LOCKS, in_child=lambda: 1 / 0)
+    after = ["ENGINE", "CONNECTIONS", "SQLITE", "DJANGO"]
+    before = [("before", name) for name in reversed(after)]
+    with forked(lambda: ran == before + [("in_child", name) for name in after]) as child:
+        assert exit_code(child) == 0
+    assert ran == before + [("in_parent", name) for name in after]
+
+
+def test_fork_waits_for_a_thread_that_wants_to_log():
+    """The lock of `logging` must not be taken before our hooks have waited for the threads."""
+    program = """
+        from tenure import fork
+        import logging, os, threading
+
+        def wait():
+            thread = threading.Thread(target=logging.getLogger, args=("new",), daemon=True)
+            thread.start()
+            thread.join(10)
+            assert not thread.is_alive()
+            os.write(1, b"waited")
+
+        fork.register(fork.Place.SQLITE, before=wait)
+        os.fork() or os._exit(0)
+        os.wait()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, check=True, timeout=60)
+    assert done.stdout == b"waited", done.stderr
+
+
 inherited = []
 """What a pool's workers find when they are forked."""
 
@@ -566,7 +605,7 @@ def test_gunicorn_master_that_made_a_node_leads_and_its_workers_never_do(one_url
                 return None  # still on its way out
             for answer in answers.values():
                 assert not answer["is_leader"]
-                assert "node 'master' belongs to the parent process: make a node of its own" in answer["error"]
+                assert "node 'master' belongs to the parent process: create a new node" in answer["error"]
             return set(answers)
 
         first = workers_are_no_leaders(without=set())

@@ -6,6 +6,8 @@ import contextlib
 import gc
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -14,11 +16,12 @@ import psutil
 import pytest
 
 import tenure
-from tenure import asks, store
-from tenure.advisory import AdvisorySentinel
+from tenure.core import messages
+from tenure.databases.postgres.sentinel import AdvisorySentinel
+from tenure.store import control as store
 from tests.conftest import INSTALLATIONS, NO_POSTGRES, missing
-from tests.desk import QUICK, Desk, connect, execute, until
-from tests.servers import PostgresServer
+from tests.support.servers import PostgresServer
+from tests.support.store_by_hand import QUICK, Desk, connect, execute, until
 
 IDLE_S = 60.0
 SETTINGS = [{"log_lock_waits": True}, {"log_min_duration_statement": 500}]
@@ -254,6 +257,46 @@ def test_wait_that_the_server_forgets_to_end_is_ended_by_the_node(postgres_serve
         until(lambda: hung[0] not in [one.pid for one in postgres_server.backends()], "the wait is ended")
 
 
+WAITS_FOR_EVER = """
+import sys, tenure
+from tenure.databases.postgres.sentinel import AdvisorySentinel
+from tenure.store.session import Step
+
+survey = AdvisorySentinel.survey
+
+def wait_for_ever(sentinel, wait_for, seconds, *steps):
+    if wait_for is not None:
+        sentinel._wait_ms = max(1, round(seconds * 1000))
+        for setting in ("lock_timeout", "statement_timeout"):
+            sentinel._session.read(Step(f"select set_config('{setting}', '0', false)", {}))
+        print(sentinel._session.pid, flush=True)
+    return survey(sentinel, wait_for, seconds, *steps)
+
+AdvisorySentinel.survey = wait_for_ever
+with tenure.Node(sys.argv[1], name="hangs", ttl=60, renew_every=0.3) as node:
+    node.election("r")
+    sys.stdin.read()
+"""
+
+
+def test_connections_of_a_dead_member_are_ended(postgres_server, postgres_url):
+    """A process dies while its wait hangs on the server, which has forgotten to end it and does not see it go."""
+    command = [sys.executable, "-c", WAITS_FOR_EVER, postgres_url]
+    with (
+        cluster(postgres_url, ["r"], nodes=2, ttl=60, renew_every=0.3),
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as hangs,
+    ):
+        try:
+            pid = int(hangs.stdout.readline())
+            waiting = f"select 1 from pg_locks where pid = {pid} and locktype = 'advisory' and not granted"
+            until(lambda: execute(postgres_url, waiting), "a wait without end")
+            named = f"select 1 from tenure.members where name = 'hangs' and watch_pid = {pid}"
+            until(lambda: execute(postgres_url, named), "its row names the connection that waits")
+        finally:
+            hangs.kill()
+        until(lambda: pid not in [one.pid for one in postgres_server.backends()], "the wait is ended")
+
+
 def test_node_that_was_never_started_holds_nothing(sqlite_url):
     before = descriptors()
     tenure.Node(sqlite_url)
@@ -280,12 +323,12 @@ def test_tables_stay_small_however_many_came_and_went(store_url, keep_few):
         for _ in range(store.KEPT_MEMBERS + 20):
             desk.join()
             assert desk.acquire("r")
-            desk.ask(asks.Leave(desk.id))
+            desk.ask(messages.Leave(desk.id))
         desk.join()
         assert desk.acquire("r") == {"r": store.KEPT_MEMBERS + 21}
         for _ in range(store.KEPT_TERMS + 20):
             assert desk.acquire("other")
-        desk.ask(asks.Tidy())
+        desk.ask(messages.Tidy())
         assert store.KEPT_MEMBERS <= count(desk, "members") <= store.KEPT_MEMBERS + 1
         assert count(desk, "terms") == 2 * store.KEPT_TERMS
         assert count(desk, "candidates") == 2
@@ -298,11 +341,11 @@ def test_role_outlives_the_row_of_its_holder(store_url, keep_few):
     """The holder's row may be tidied away: a role whose holder nobody knows is vacant, and its token stays."""
     with Desk(store_url) as old, Desk(store_url, join=False) as desk:
         old.lead("r")
-        old.ask(asks.Leave(old.id))
+        old.ask(messages.Leave(old.id))
         for _ in range(store.KEPT_MEMBERS + 1):
             desk.join()
-            desk.ask(asks.Leave(desk.id))
-        desk.ask(asks.Tidy())
+            desk.ask(messages.Leave(desk.id))
+        desk.ask(messages.Tidy())
         holders = desk.session.read(store.Step("select id from {members} where id = :id", {"id": old.id}))[0].rows
         assert list(holders) == []
         desk.join()

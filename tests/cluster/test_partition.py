@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from tests import history
-from tests.cluster import Cluster
-from tests.servers import PostgresServer
+from tests.support import history
+from tests.support.cluster import Cluster
+from tests.support.servers import PostgresServer
 
 TTL_S = 4.0
 

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from tests import history
-from tests.cluster import Cluster, NodeProcess
+from tests.support import history
+from tests.support.cluster import Cluster, NodeProcess
 
 TTL_S = 3.0
 BOUND_S = 20.0

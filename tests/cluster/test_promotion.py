@@ -12,10 +12,12 @@ import psycopg
 import pytest
 
 import tenure
-from tenure.connections import fence
-from tests.cluster import ROOT, Cluster, NodeProcess
-from tests.desk import Desk
-from tests.servers import PostgresServer, Replica
+from tenure import registry as tenure_registry
+from tenure.core import timing
+from tenure.fence.fence import fence
+from tests.support.cluster import ROOT, Cluster, NodeProcess
+from tests.support.servers import PostgresServer, Replica
+from tests.support.store_by_hand import Desk, execute, until
 
 pytestmark = pytest.mark.long
 
@@ -57,7 +59,7 @@ def wait_for_successor(cluster: Cluster, token: int, promoting_ns: int) -> tuple
 def test_hot_standby_is_refused_until_it_is_promoted(every_replica):
     name = make_database(every_replica.primary)
     every_replica.catch_up()
-    remedy = "is a hot standby; .* the primary's URL, or one of all hosts with target_session_attrs=read-write"
+    remedy = "is a hot standby; .* the primary's URL, or a URL of all hosts with target_session_attrs=read-write"
     both = f"host=127.0.0.1,127.0.0.1&port={every_replica.port},{every_replica.primary.port}"
     for url in (every_replica.url(name), f"postgresql://postgres@/{name}?{both}"):
         with pytest.raises(tenure.StoreUnavailable, match=remedy):
@@ -141,3 +143,75 @@ def test_synchronous_replica_has_every_acknowledged_write_and_takes_no_more_of_t
         # And everything is in place: the next death is seen at once.
         successor.kill()
         cluster.wait_for_leader(new_token)
+
+
+def limit_ttl(url: str, seconds: float) -> None:
+    """Do what `tenure init --max-ttl` does."""
+    tenure_registry.Registry(url).create(max_ttl=seconds)
+
+
+def test_a_raise_of_the_largest_ttl_that_the_promoted_replica_lacks_lets_nobody_lead_beside_another(replica, tmp_path):
+    """The leader has the new TTL and knows the old primary only; on the new one the old limit stands."""
+    name = make_database(replica.primary)
+    limit_ttl(replica.primary.url(name), 2)
+    replica.catch_up()
+    replica.cut_off()
+    limit_ttl(replica.primary.url(name), 30)
+    with Cluster(replica.url_of_both(name), tmp_path, takeover="strict") as cluster:
+        (leader,) = cluster.start(1, url=replica.primary.url(name), ttl=30)
+        _, token = cluster.wait_for_leader()
+        promote(cluster, replica)
+        (successor,) = cluster.start(1, ttl=2)
+        assert cluster.wait_for_leader(token)[0] is successor
+        assert not leader.tell("status")["leader"]
+
+
+@pytest.mark.parametrize("lost", ["the namespace", "the tables"])
+def test_a_namespace_that_the_promoted_replica_lacks_lets_nobody_lead_beside_another(replica, tmp_path, lost):
+    name = make_database(replica.primary)
+    if lost == "the namespace":
+        tenure_registry.Registry(replica.primary.url(name), namespace="another").create()
+    replica.catch_up()
+    replica.cut_off()
+    with Cluster(replica.url_of_both(name), tmp_path, takeover="strict", ttl=10) as cluster:
+        (leader,) = cluster.start(1, url=replica.primary.url(name))
+        _, token = cluster.wait_for_leader()
+        promote(cluster, replica)
+        (other,) = cluster.start(1)
+        leader.wait_event("deposed", token=token)
+        assert other.events("elected") == []
+
+
+def test_init_waits_for_a_new_namespace_on_a_promoted_server_once(replica):
+    name = make_database(replica.primary)
+    replica.catch_up()
+    replica.primary.stop()
+    replica.promote()
+    url, waits = replica.url(name), []
+    with tenure.Node(url, namespace="beside", ttl=3) as node, pytest.raises(tenure.WaitTimeout):
+        node.election("r").wait(1)
+    tenure_registry.Registry(url).create(max_ttl=5, waits=waits.append)
+    tenure_registry.Registry(url).create(max_ttl=5, waits=waits.append)
+    assert waits == [pytest.approx(61.2)]
+    for namespace in ("default", "made later"):  # for which the same wait counts
+        with tenure.Node(url, namespace=namespace, ttl=3) as node:
+            assert node.election("r").wait(20).token == TIMELINE_2
+
+
+def test_node_works_with_the_old_limit_until_a_raise_is_ripe(every_replica, caplog, monkeypatch):
+    """And then joins with the new one, but not anew for it."""
+    caplog.set_level("INFO")
+    url = every_replica.primary.url(make_database(every_replica.primary))
+    for limit in (2, 30):
+        limit_ttl(url, limit)
+    monkeypatch.setattr(timing, "RIPENS_AFTER_S", 3.0)
+    with tenure.Node(url, ttl=30) as node:
+        member = (node.election("r").wait(20), node.member_id)[1]
+        assert (node.ttl, node.stats().ttl) == (2, 2)
+        assert "using ttl=2 instead of 30" in caplog.text
+        ripe = "select ripe_ttl_ms from tenure.namespaces"
+        until(lambda: execute(url, ripe) == [(30_000,)], "a ripe raise")
+        assert (node.member_id, node.ttl) == (member, 2)
+    with tenure.Node(url, ttl=30) as node:
+        node.election("r").wait(20)
+        assert node.ttl == 30

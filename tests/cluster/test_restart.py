@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import Cluster, NodeProcess
 from tests.conftest import fresh_database
-from tests.desk import until
-from tests.servers import PostgresServer
+from tests.support.cluster import Cluster, NodeProcess
+from tests.support.servers import PostgresServer
+from tests.support.store_by_hand import until
 
 pytestmark = pytest.mark.long
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 
 def test_eight_processes_that_start_at_once_elect_one(store_url, tmp_path):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 
 import pytest
 
-from tenure import StoreUnavailable, schema
-from tests.cluster import Cluster
-from tests.desk import QUICK, Desk, Nodes, connected, execute, renewals, until
+from tenure import StoreUnavailable
+from tenure.store import migrations
+from tenure.store.tables import MIGRATIONS, Migration
+from tests.conftest import NOT_RUN
+from tests.support.cluster import ROOT, Cluster
+from tests.support.store_by_hand import QUICK, Desk, Nodes, connected, execute, renewals, until
 
 pytestmark = pytest.mark.long
 
-PRESENT = schema.MIGRATIONS[-1].version
+PRESENT = MIGRATIONS[-1].version
 NEXT = {
     "version": PRESENT + 1,
     "tables": (
@@ -58,6 +62,47 @@ def test_replicas_are_upgraded_one_after_the_other_and_back(one_url, tmp_path):
         assert [number for number, _ in seen["history"]] == list(range(token + 1, 0, -1))
 
 
+VERSION_2 = "2f62708"
+"""The last commit whose tables are of version 2."""
+
+
+@pytest.fixture
+def earlier_release(tmp_path):
+    """The source of the release before, as it was committed."""
+    sources = tmp_path / "earlier"
+    sources.mkdir()
+    archive = subprocess.run(["git", "archive", VERSION_2, "src"], cwd=ROOT, capture_output=True, check=False)
+    if archive.returncode:
+        # Not a failure in CI: a shallow clone lacks the commit, whatever is installed.
+        pytest.skip(f"{NOT_RUN}the commit {VERSION_2} is not in this clone")
+    subprocess.run(["tar", "-x", "-C", sources], input=archive.stdout, check=True)
+    return str(sources / "src")
+
+
+def test_leader_of_the_release_before_goes_on_beside_this_one_and_is_succeeded_by_it(
+    one_url, tmp_path, earlier_release
+):
+    """The tables change under it; it leads and writes on, and so it does when it is started on them again."""
+    with Cluster(one_url, tmp_path, ttl=10) as cluster:
+        cluster.make_ledger()
+        (old,) = cluster.spawn("old", source=earlier_release)
+        _, token = cluster.wait_for_leader()
+        old.tell("write")
+        (new,) = cluster.spawn("new")
+        cluster.wait_for_candidates(old, new)
+        assert old.tell("status")["leader"]
+        old.tell("write")
+        old.tell("resign new")
+        assert cluster.wait_for_leader(above=token) == (new, token + 1)
+        new.tell("write")
+        (again,) = cluster.spawn("again", source=earlier_release)
+        cluster.wait_for_candidates(new, again)
+        new.kill()
+        successor, latest = cluster.wait_for_leader(above=token + 1)
+        successor.tell("write")
+        assert latest == token + 2
+
+
 def test_older_node_lets_go_when_a_release_starts_that_cannot_work_beside_it(one_url, tmp_path):
     with Cluster(one_url, tmp_path, **QUICK) as cluster:
         cluster.make_ledger()
@@ -80,7 +125,7 @@ def migrate(url, errors):
     """Bring the tables up to date, as a node of the next release does when it starts."""
     with Desk(url, join=False) as desk:
         try:
-            schema.prepare(desk.session, (*schema.MIGRATIONS, schema.Migration(**NEXT)))
+            migrations.prepare(desk.session, (*MIGRATIONS, Migration(**NEXT)))
         except Exception as error:  # noqa: BLE001 - whatever it is
             errors.append(error)
 
@@ -112,10 +157,10 @@ def test_migration_that_has_to_wait_does_not_stop_the_leader(postgres_url):
 def test_migration_that_waits_for_too_long_says_for_what(postgres_url, monkeypatch):
     with Desk(postgres_url), connected(postgres_url) as forgotten:
         forgotten.execute("select * from tenure.members")
-        monkeypatch.setattr(schema, "PATIENCE_S", 0.5)
+        monkeypatch.setattr(migrations, "PATIENCE_S", 0.5)
         errors = []
         migrate(postgres_url, errors)
         (error,) = errors
         assert isinstance(error, StoreUnavailable)
-        assert f"to version {PRESENT + 1}: other transactions keep them locked, for 0.5 s now; end those" in str(error)
+        assert f"to version {PRESENT + 1}: other transactions have kept them locked for 0.5 s: end those" in str(error)
         assert execute(postgres_url, "select value from tenure.meta where name = 'version'") == [(PRESENT,)]

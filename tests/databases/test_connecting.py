@@ -1,7 +1,8 @@
-"""How a node connects to PostgreSQL: libpq's parameters, TLS, passwords that change; and that nobody sees one."""
+"""How a node connects to PostgreSQL: libpq's parameters, TLS, passwords that change; and that no password is shown."""
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import logging
 import os
@@ -15,19 +16,24 @@ import psutil
 import pytest
 
 import tenure
-from tenure import ConfigError, StoreUnavailable
-from tests.canary import CANARY, PIECE, assert_untold, assert_untold_by_variables
+from tenure import ConfigError, StoreUnavailable, TenureError
+from tests.cli.test_cli import Answer
 from tests.conftest import INSTALLATIONS, NO_POSTGRES, missing
-from tests.desk import Nodes, execute, until
-from tests.servers import PostgresServer
-from tests.test_cli import Answer
+from tests.support.secrets import CANARY, PIECE, assert_untold, ways_in
+from tests.support.servers import PostgresServer
+from tests.support.store_by_hand import Nodes, execute, until
 
 pytestmark = pytest.mark.xdist_group("connecting")  # one server for all of them
 
 
 def outside_address() -> str | None:
     """An IPv4 address of this machine that is not loopback."""
-    addresses = (one.address for each in psutil.net_if_addrs().values() for one in each if one.family == socket.AF_INET)
+    addresses = (
+        entry.address
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family == socket.AF_INET
+    )
     return next((address for address in addresses if not ipaddress.ip_address(address).is_loopback), None)
 
 
@@ -81,7 +87,7 @@ def log(caplog):
     return caplog
 
 
-# --- nobody sees the password -------------------------------------------------------------------------------
+# --- no password is shown -----------------------------------------------------------------------------------
 
 
 def test_password_shows_nowhere_while_the_server_is_down(log):
@@ -98,7 +104,6 @@ def test_password_shows_nowhere_while_the_server_is_down(log):
             with pytest.raises(StoreUnavailable, match=f"cannot connect to {place}: .*refused") as error:
                 node.start()
             assert_untold(error.value, records=log.records, things=insides(node))
-            assert_untold_by_variables(error.value)
     assert any(record.name == "psycopg" for record in log.records), "the driver was heard"
 
 
@@ -112,10 +117,33 @@ def test_wrong_password_shows_nowhere(guarded, url, log):
         with pytest.raises(StoreUnavailable, match='password authentication failed for user "postgres"') as error:
             node.start()
         assert_untold(error.value, records=log.records, things=insides(node))
-        assert_untold_by_variables(error.value)
     servers_log = "\n".join(guarded.log_lines())
     assert "password authentication failed" in servers_log
     assert PIECE not in servers_log
+
+
+def test_failure_to_connect_has_no_password_in_the_variables_of_its_traceback(url, log):
+    wrong = CANARY + "-wrong"
+    with socket.socket() as taken:  # bound and deaf: it refuses every connection
+        taken.bind(("127.0.0.1", 0))
+        for where, arguments, complaint in (
+            (url.replace(quote(CANARY, safe=""), quote(wrong, safe="")), {}, "authentication failed"),
+            (bare(url), {"password": wrong}, "authentication failed"),
+            (bare(url), {"password": lambda: wrong}, "authentication failed"),
+            (bare(url), {"password": functools.partial(str, wrong)}, "authentication failed"),
+            (bare(url), {"password": functools.partial(int, wrong)}, "raised ValueError"),
+            (bare(url), {"password": wrong.encode}, "password must be text"),
+            (f"postgresql://me:{CANARY}@127.0.0.1:{taken.getsockname()[1]}/app", {}, "refused"),
+            (f"postgresql://me:{CANARY}@not..a..name/app", {}, "cannot connect to PostgreSQL at not..a..name .* label"),
+            (f"{url}?sslmode=verify-full&sslrootcert=/none", {}, "does not exist"),
+            (f"{url}?connect_timeout=soon", {}, "soon"),
+        ):
+            for connect in ways_in(where, **arguments):
+                with pytest.raises(TenureError, match=complaint) as error:
+                    connect()
+                assert_untold(error.value)
+    assert_untold(records=log.records)
+    assert not [record for record in log.records if "bug in Tenure" in record.getMessage()]
 
 
 def test_right_password_shows_nowhere(guarded, url, log):
@@ -149,7 +177,7 @@ def test_password_may_be_given_beside_the_url(url):
 
 
 def test_function_is_asked_again_when_the_password_has_changed(guarded, url, log):
-    """The old one is refused, then nobody can say which is right: neither ends the node, and the next one works."""
+    """The old one is refused, then the function fails: neither ends the node, and the next password works."""
     guarded.execute("drop role if exists rotating")
     guarded.execute(f"create role rotating superuser login password '{CANARY}'")
     answers = [CANARY]
@@ -166,7 +194,7 @@ def test_function_is_asked_again_when_the_password_has_changed(guarded, url, log
         guarded.execute("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'rotating'")
         heard(log, r'password authentication failed for user "rotating".*; trying again until it is back')
         with pytest.raises(StoreUnavailable, match="password authentication failed"), term.transaction():
-            pytest.fail("nobody let it in")
+            pytest.fail("the server accepted the old password")
         answers.append(None)
         with pytest.raises(StoreUnavailable, match="given as password= raised RuntimeError") as error:
             term.transaction().__enter__()
@@ -192,7 +220,7 @@ def test_password_that_cannot_be_is_refused_unseen():
         with pytest.raises(ConfigError, match="leave one of them out") as error:
             tenure.Node(url, password=CANARY)
         assert_untold(error.value)
-    with pytest.raises(ConfigError, match="password= is for PostgreSQL and MariaDB, and the URL names sqlite"):
+    with pytest.raises(ConfigError, match="password= is for PostgreSQL and MariaDB, but the URL names sqlite"):
         tenure.Node("sqlite:///app.db", password=CANARY)
 
 
@@ -252,7 +280,7 @@ def test_parameters_of_the_url_reach_libpq(guarded, url, tmp_path):
 def test_open_connection_to_another_machine_is_warned_of_once(guarded, url, postgres_url, log, monkeypatch):
     if guarded.listen == "127.0.0.1":
         missing("this machine has no address but loopback")
-    monkeypatch.setattr("tenure.dialing._told", set())
+    monkeypatch.setattr("tenure.databases.connecting._warned", set())
     socket_url = guarded.url(url.rpartition("/")[2], host=str(guarded.socket_dir))
     for harmless in (postgres_url, socket_url, f"{url}?sslmode=require"):
         with tenure.Node(harmless) as node:
@@ -268,7 +296,11 @@ def test_open_connection_to_another_machine_is_warned_of_once(guarded, url, post
 
 
 def warnings(log):
-    return [one.getMessage() for one in log.records if one.levelno >= logging.WARNING and one.name == "tenure.postgres"]
+    return [
+        record.getMessage()
+        for record in log.records
+        if record.levelno >= logging.WARNING and record.name == "tenure.postgres"
+    ]
 
 
 def test_doctor_says_whether_the_connection_is_encrypted(guarded, url):

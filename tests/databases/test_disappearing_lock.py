@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-from tests.cluster import ROOT
+from tests.support.cluster import ROOT
 
 
 def test_lock_on_a_pool_is_gone_and_ours_is_not(postgres_url):
@@ -24,7 +24,7 @@ def test_lock_on_a_pool_is_gone_and_ours_is_not(postgres_url):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "I am active: True",
-        "so is somebody else: True",
+        "another client is active, too: True",
         "I lead: True",
-        "so does somebody else: False",
+        "another node leads, too: False",
     ]

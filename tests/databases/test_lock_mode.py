@@ -18,11 +18,11 @@ import pytest
 from typing_extensions import Self
 
 import tenure
-from tenure import asks
+from tenure.core import messages
 from tenure.errors import ConfigError, NotLeader, StoreUnavailable
-from tenure.session import Failed
-from tests.cluster import ROOT
-from tests.desk import Desk, Nodes, connected, execute, until
+from tenure.store.session import Failed
+from tests.support.cluster import ROOT
+from tests.support.store_by_hand import Desk, Nodes, connected, execute, until
 
 LOCK_ID = 0x434944585F4C4452
 EXTREMES = (LOCK_ID, -1, 0, 2**31, -(2**31) - 1, 2**63 - 1, -(2**63))
@@ -197,20 +197,20 @@ def test_many_roles_are_led_and_left_together(postgres_url):
 def test_a_statement_that_fails_leaves_no_lock_by_which_nobody_leads(postgres_url):
     """Cancelled by somebody, say; here by a number that the server does not take."""
     with Desk(postgres_url, mode="lock") as desk:
-        book = desk.backend.book
-        book.assign("a", LOCK_ID)
-        book.assign("b", 2**63)
-        desk.ask(asks.Stand(desk.id, ("a", "b"), ()))
+        role_locks = desk.backend._locks
+        role_locks.assign("a", LOCK_ID)
+        role_locks.assign("b", 2**63)
+        desk.ask(messages.Stand(desk.id, ("a", "b"), ()))
         with pytest.raises(Failed):
-            desk.ask(asks.Acquire(desk.id, "desk", ("a", "b"), 0))
-        [held] = desk.ask(asks.Renew(desk.id, ())).held
+            desk.ask(messages.Acquire(desk.id, "desk", ("a", "b"), 0))
+        [held] = desk.ask(messages.Renew(desk.id, ())).held
         assert held.role == "a"
 
-        vacate = asks.Vacate(desk.id, "a", held.token, None)
-        book._ids["a"] = 2**63
+        vacate = messages.Vacate(desk.id, "a", held.token, None)
+        role_locks._ids["a"] = 2**63
         with pytest.raises(Failed):
             desk.ask(vacate)
-        book._ids["a"] = LOCK_ID
+        role_locks._ids["a"] = LOCK_ID
         assert held_by_hand(postgres_url, LOCK_ID)
         desk.ask(vacate)
         assert not held_by_hand(postgres_url, LOCK_ID)
@@ -256,7 +256,7 @@ def test_lock_id_must_be_a_signed_64_bit_number_of_its_own(postgres_url):
                 node.election("r", lock_id=wrong)
         node.election("r", lock_id="0x434944585F4C4452")
         assert node.election("r") is node.election("r", lock_id=LOCK_ID)
-        with pytest.raises(ConfigError, match=r"has lock_id=\d+ in this node already"):
+        with pytest.raises(ConfigError, match=r"has lock_id=\d+ in this node"):
             node.election("r", lock_id=1)
         with pytest.raises(ConfigError, match="is the lock of role 'r'"):
             node.election("other", lock_id=LOCK_ID)
@@ -280,7 +280,7 @@ def test_resigning_without_leading_is_refused(postgres_url):
             nodes("b").election("r").resign()
 
 
-# --- servers whose advisory locks lock nothing ----------------------------------------------------------------
+# --- servers whose advisory locks have no effect ----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -306,12 +306,12 @@ def test_auto_picks_the_lease_where_advisory_locks_lock_nothing(lockless_url, ca
     said = [record for record in caplog.records if "mode lease" in record.message]
     assert len(said) == 2
     assert {record.levelname for record in said} == {"WARNING"}
-    assert "advisory locks lock nothing" in said[0].message
+    assert "advisory locks have no effect" in said[0].message
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "lock"])
 def test_modes_that_need_locks_refuse_a_server_whose_locks_lock_nothing(lockless_url, mode):
-    with pytest.raises(StoreUnavailable, match="lock nothing"):
+    with pytest.raises(StoreUnavailable, match="have no effect"):
         tenure.Node(lockless_url, mode=mode).start()
 
 

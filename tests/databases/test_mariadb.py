@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pwd
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,19 +19,28 @@ from urllib.parse import quote
 
 import pymysql
 import pytest
+import sqlalchemy
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
 
 import tenure
-from tenure import ConfigError, Fenced, PoolerDetected, StoreUnavailable, asks, connections, schema
-from tenure.dialects import MYSQL
-from tenure.mysql_connector import MySqlConnector, parse_url
-from tenure.session import Failed, Gone, Step
-from tenure.user_locks import UserLockSentinel
-from tests.canary import CANARY, assert_untold, assert_untold_by_variables
-from tests.cluster import Cluster
+from tenure import ConfigError, Fenced, NotCommitted, PoolerDetected, StoreUnavailable, TenureError
+from tenure.core import messages
+from tenure.databases.mysql.connect import MySqlConnector, parse_url
+from tenure.databases.mysql.schema import MySqlSchema
+from tenure.databases.mysql.sentinel import UserLockSentinel
+from tenure.fence.fence import fence
+from tenure.store import migrations
+from tenure.store.dialects import MYSQL
+from tenure.store.session import Failed, Gone, Step
+from tenure.store.tables import MIGRATIONS
+from tenure.term import cut_short
 from tests.conftest import missing
-from tests.desk import QUICK, Desk, Nodes, connected, execute, renewals, until
-from tests.mariadb import NO_MARIADB, MariaDbServer, mariadb_program
-from tests.test_connecting import make_certificate
+from tests.databases.test_connecting import make_certificate
+from tests.support.cluster import Cluster
+from tests.support.mariadb import NO_MARIADB, MariaDbServer, mariadb_program
+from tests.support.secrets import CANARY, assert_untold, ways_in
+from tests.support.store_by_hand import QUICK, Desk, Nodes, connect, connected, execute, renewals, until
 
 
 def connector(url, ttl=30.0):
@@ -121,7 +132,6 @@ def test_wrong_password_shows_nowhere(mariadb_server, caplog):
         with pytest.raises(StoreUnavailable, match=r"cannot connect to MariaDB at .*Access denied") as error:
             node.start()
         assert_untold(error.value, records=caplog.records, things=[node, node._settings, node._engine.backend])
-        assert_untold_by_variables(error.value)
     for node in (
         tenure.Node(theirs.replace("guarded", f"guarded:{quote(secret)}")),
         tenure.Node(theirs, password=secret),
@@ -129,6 +139,31 @@ def test_wrong_password_shows_nowhere(mariadb_server, caplog):
         with node:
             assert node.election("r").wait(20)
     mariadb_server.drop_database(url.rpartition("/")[2])
+
+
+def test_failure_to_connect_has_no_password_in_the_variables_of_its_traceback(mariadb_server, mariadb_url, tmp_path):
+    mariadb_server.execute("create or replace user guarded@'%%' identified by %s", CANARY)
+    theirs = mariadb_server.url(mariadb_url.rpartition("/")[2], user="guarded")
+    right, wrong = (
+        theirs.replace("guarded", f"guarded:{quote(word, safe='')}") for word in (CANARY, CANARY + "-wrong")
+    )
+    with socket.socket() as taken:  # bound and deaf: it refuses every connection
+        taken.bind(("127.0.0.1", 0))
+        for where, arguments, complaint in (
+            (wrong, {}, "Access denied"),
+            (theirs, {"password": CANARY + "-wrong"}, "Access denied"),
+            (theirs, {"password": functools.partial(str, CANARY + "-wrong")}, "Access denied"),
+            (theirs, {"password": functools.partial(int, CANARY)}, "raised ValueError"),
+            (theirs, {"password": CANARY.encode}, "password must be text"),
+            (f"mysql://me:{CANARY}@127.0.0.1:{taken.getsockname()[1]}/app", {}, "refused"),
+            (f"mysql://me:{CANARY}@not..a..name/app", {}, "label"),
+            (f"{right}?ssl_ca={tmp_path}/none", {}, "TLS cannot be used"),
+            (f"{right}?ssl_cert={tmp_path}/none&ssl_key_password={CANARY}", {}, "TLS cannot be used"),
+        ):
+            for connect in ways_in(where, **arguments):
+                with pytest.raises(TenureError, match=complaint) as error:
+                    connect()
+                assert_untold(error.value)
 
 
 def cipher(store):
@@ -152,7 +187,7 @@ def test_traffic_is_encrypted_where_the_server_can_and_checked_where_the_url_say
                 assert leads._engine.query(cipher)[0][1].startswith("TLS")
                 seen = renewals(url)[0]
                 until(lambda seen=seen: renewals(url)[0] > seen + 2, "renewals")
-                server.execute(f"kill {leads._engine._control.pid}")
+                server.execute(f"kill {leads._engine.control.session.pid}")
                 until(lambda stands=stands: (leader := stands.leader()) and leader.token == 2, "either of them leads")
         (tmp_path / "other").mkdir()
         other = make_certificate(tmp_path / "other", "127.0.0.1")
@@ -172,21 +207,21 @@ def test_missing_driver_is_named_by_the_extra_that_brings_it():
 
 
 def test_read_only_server_is_no_primary(mariadb_server, mariadb_url):
-    refusal = pytest.raises(StoreUnavailable, match=r"is read-only, as replicas are; .* give Tenure its URL")
+    refusal = pytest.raises(StoreUnavailable, match=r"is read-only, as replicas are; .* give the primary's URL")
     with mariadb_server.configured(read_only=True), refusal:
         tenure.Node(mariadb_url).start()
 
 
 def test_primary_that_becomes_read_only_is_left(mariadb_server, mariadb_url):
     with Desk(mariadb_url) as desk, mariadb_server.configured(read_only=True), pytest.raises(Gone):
-        desk.ask(asks.Renew(desk.id))
+        desk.ask(messages.Renew(desk.id))
 
 
 @pytest.mark.parametrize(
     ("version", "told", "error", "message"),
     [
-        ("10.5.8-MariaDB", {}, ConfigError, "is MariaDB 10.5.8-MariaDB; Tenure needs MariaDB 10.6 or newer"),
-        ("5.7.44-log", {}, ConfigError, "is MySQL 5.7.44-log; Tenure needs MySQL 8.0 or newer"),
+        ("10.5.8-MariaDB", {}, ConfigError, "runs MariaDB 10.5.8-MariaDB: upgrade it to MariaDB 10.6 or newer"),
+        ("5.7.44-log", {}, ConfigError, "runs MySQL 5.7.44-log: upgrade it to MySQL 8.0 or newer"),
         ("10.11.2-MariaDB", {"wsrep_on": "ON"}, ConfigError, "is a Galera cluster"),
         ("8.0.36", {"super_read_only": "ON"}, StoreUnavailable, "is read-only"),
         ("10.11.2-MariaDB", {}, PoolerDetected, "leads through a proxy"),
@@ -214,10 +249,10 @@ def test_settings_of_the_server_do_not_reach_the_node(mariadb_server, mariadb_ur
     with mariadb_server.configured(**strange), Desk(mariadb_url) as desk, Desk(mariadb_url) as other:
         claim = desk.lead(role)
         time.sleep(1.2)  # longer than wait_timeout
-        assert desk.ask(asks.Renew(desk.id)).held[0].role == role
+        assert desk.ask(messages.Renew(desk.id)).held[0].role == role
         assert other.succeed(desk, role).token == 2
         with connected(mariadb_url) as connection, pytest.raises(Fenced):
-            connections.fence(connection, claim, 30)
+            fence(connection, claim, 30)
         assert execute(
             mariadb_url, "select distinct engine from information_schema.tables where table_schema = database()"
         )
@@ -235,7 +270,7 @@ def test_control_connection_is_given_up_by_the_server_with_the_trust_of_its_owne
 
 
 def test_examples_of_its_page_run_on_it(mariadb_url, tmp_path):
-    page = Path(__file__).parents[1] / "docs" / "how-to" / "mariadb.md"
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "mariadb.md"
     examples = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     assert examples
     for example in examples:
@@ -254,24 +289,12 @@ def test_names_of_locks_fit_and_other_databases_do_not_count(mariadb_server, mar
     try:
         with opened(mariadb_url) as here, opened(mariadb_server.url(long)) as there:
             sentinels = UserLockSentinel(here), UserLockSentinel(there)
-            assert max(len(one.name(2**31)) for one in sentinels) <= 64
+            assert max(len(sentinel.name(2**31)) for sentinel in sentinels) <= 64
             assert sentinels[0].hold(7)
             assert sentinels[1].hold(7)
             assert sentinels[0].standing([7, 8]) == {7}
     finally:
         mariadb_server.drop_database(long)
-
-
-def test_retake_ends_an_older_connection_and_never_a_newer_one(mariadb_url):
-    with opened(mariadb_url) as older, opened(mariadb_url) as newer:
-        assert UserLockSentinel(older).hold(7)
-        assert UserLockSentinel(newer).retake(7)
-        with pytest.raises(Gone):
-            older.read(Step("select 1", {}))
-        with opened(mariadb_url) as newest:
-            assert UserLockSentinel(newest).hold(8)
-            assert not UserLockSentinel(newer).retake(8)
-            assert UserLockSentinel(newer).standing([8]) == {8}
 
 
 def test_waits_leave_no_line_in_the_log(mariadb_server, mariadb_url):
@@ -307,13 +330,13 @@ def test_connections_of_a_silent_member_are_ended_without_any_privilege(mariadb_
     with Desk(mariadb_url) as silent, Desk(mariadb_url) as desk:
         watch, session = desk.backend.open_watch()
         with contextlib.closing(session):
-            assert watch.perform(asks.Evict((silent.id,))) == asks.Done()
-            assert silent.ask(asks.Renew(silent.id)).alive, "not ended yet"
+            assert watch.perform(messages.Evict((silent.id,))) == messages.Done()
+            assert silent.ask(messages.Renew(silent.id)).alive, "not ended yet"
             assert desk.end(silent.id)
-            watch.perform(asks.Evict((silent.id, desk.id)))
-            assert desk.ask(asks.Renew(desk.id)).alive
+            watch.perform(messages.Evict((silent.id, desk.id)))
+            assert desk.ask(messages.Renew(desk.id)).alive
             with pytest.raises(Gone):
-                silent.ask(asks.Renew(silent.id))
+                silent.ask(messages.Renew(silent.id))
 
 
 def test_member_that_stopped_in_a_transaction_of_its_own_is_ended_all_the_same(mariadb_url):
@@ -330,7 +353,7 @@ def test_another_server_is_not_trusted_and_terms_of_the_old_one_do_not_pass_ther
         claim = desk.lead("r")
         with mariadb_server.configured(server_id=7), connected(mariadb_url) as connection:
             with pytest.raises(Fenced):
-                connections.fence(connection, claim, 30)
+                fence(connection, claim, 30)
             with Desk(mariadb_url, join=False) as other:
                 assert other.opened.server.incarnation.startswith("7@")
                 assert other.opened.confirmed.incarnation == desk.opened.server.incarnation
@@ -342,7 +365,7 @@ def test_another_server_is_not_trusted_and_terms_of_the_old_one_do_not_pass_ther
 def test_idle_fenced_transaction_is_ended_by_the_server_after_its_bound(mariadb_url):
     with Desk(mariadb_url) as desk, Desk(mariadb_url) as other, connected(mariadb_url) as connection:
         claim = desk.lead("r")
-        connections.fence(connection, claim, 1.0)
+        fence(connection, claim, 1.0)
         assert other.end(desk.id)
         assert until(lambda: other.acquire("r")) == {"r": 2}
         with pytest.raises(pymysql.err.OperationalError):
@@ -350,13 +373,13 @@ def test_idle_fenced_transaction_is_ended_by_the_server_after_its_bound(mariadb_
 
 
 def test_fence_has_its_bound_from_the_first_moment_on(mariadb_url, monkeypatch):
-    """A process that was paused between the lock and its bound kept everybody from leading for as long as it stood."""
+    """A process that was paused between the lock and its bound kept every node from leading for as long as it stood."""
     with Desk(mariadb_url) as desk, Desk(mariadb_url) as other, connected(mariadb_url) as connection:
         claim = desk.lead("r")
-        # Both come after the lock, and neither would from one who is paused.
-        monkeypatch.setattr(connections, "in_transaction", lambda _: sys.exit("paused"))
+        # This comes after the lock, and would not come from a process that is paused.
+        monkeypatch.setattr("tenure.databases.mysql.session.in_transaction", lambda _: sys.exit("paused"))
         with pytest.raises(SystemExit):
-            connections.fence(connection, claim, 1.0)
+            fence(connection, claim, 1.0)
         assert other.end(desk.id)
         assert other.acquire("r") == {}, "the lock stands"
         assert until(lambda: other.acquire("r")) == {"r": 2}
@@ -366,7 +389,7 @@ def test_tighter_bound_of_the_callers_stays(mariadb_url):
     with Desk(mariadb_url) as desk, connected(mariadb_url) as connection:
         connection.execute("set session idle_transaction_timeout = 3")
         for bound_s, left_s in ((10, 3), (2, 2), (0.5, 1)):
-            connections.fence(connection, desk.lead("r"), bound_s)
+            fence(connection, desk.lead("r"), bound_s)
             assert connection.execute("select @@idle_transaction_timeout").fetchall() == ((left_s,),)
             connection.rollback()
 
@@ -378,8 +401,8 @@ def test_fence_locks_the_role_and_nothing_else(mariadb_url):
         for isolation in ("read committed", "repeatable read"):
             for connection in (one, another):
                 connection.execute(f"set session transaction isolation level {isolation}")
-                connections.fence(connection, claim, 30)
-            assert desk.ask(asks.Renew(desk.id)).alive
+                fence(connection, claim, 30)
+            assert desk.ask(messages.Renew(desk.id)).alive
             assert desk.acquire("another")
             one.rollback()
             another.rollback()
@@ -393,20 +416,7 @@ def test_old_snapshot_does_not_save_an_old_term(mariadb_url):
         connection.execute("select * from tenure_roles")
         other.succeed(desk, "r")
         with pytest.raises(Fenced):
-            connections.fence(connection, claim, 30)
-
-
-def test_transaction_that_a_statement_of_its_own_committed_is_over(mariadb_url):
-    with Nodes(mariadb_url) as nodes:
-        term = nodes("one").election("r").wait(20)
-        over = pytest.raises(ConfigError, match="ended by a statement of its own")
-        with contextlib.suppress(ConfigError), term.transaction() as transaction:
-            transaction.execute("create table ledger (token bigint)")
-            with over:
-                transaction.execute("insert into ledger values (1)")
-        with pytest.raises(ConfigError, match="ended before its block"), term.transaction() as transaction:
-            transaction.execute("create table another (token bigint)")
-        assert execute(mariadb_url, "select * from ledger") == []
+            fence(connection, claim, 30)
 
 
 def test_transaction_that_lost_a_deadlock_is_over_although_the_error_was_swallowed(mariadb_url):
@@ -414,8 +424,8 @@ def test_transaction_that_lost_a_deadlock_is_over_although_the_error_was_swallow
     lock = "select * from pair where id = {} for update"
     with Nodes(mariadb_url) as nodes, connected(mariadb_url) as other:
         term = nodes("one").election("r").wait(20)
-        over = pytest.raises(ConfigError, match="ended by a statement of its own")
-        with contextlib.suppress(ConfigError), term.transaction() as transaction:
+        over = pytest.raises(NotCommitted, match="rolled this fenced transaction back because a statement in it failed")
+        with over as raised, term.transaction() as transaction:
             other.execute("insert into pair values (3), (4), (5)")  # has more to lose, so this one has to
             other.execute(lock.format(2))
             transaction.execute(lock.format(1))
@@ -424,8 +434,112 @@ def test_transaction_that_lost_a_deadlock_is_over_although_the_error_was_swallow
             with pytest.raises(pymysql.err.OperationalError, match="Deadlock"):
                 transaction.execute(lock.format(2))
             waits.join()
-            with over:
+            with contextlib.suppress(NotCommitted):
                 transaction.execute("insert into pair values (6)")
+        assert "Deadlock" in str(raised.value.__cause__)
+        other.rollback()
+        assert execute(mariadb_url, "select id from pair order by id") == [(1,), (2,)]
+
+
+# --- XA: the share lock does not outlive XA PREPARE ---------------------------------------------------------------
+
+
+def pymysql_xa(url):
+    """A global transaction by hand; return its connection, and how to commit it."""
+    connection = connect(url)
+    connection.execute("xa start 'app'")
+
+    def commit():
+        for statement in ("xa end 'app'", "xa prepare 'app'", "xa commit 'app'"):
+            connection.execute(statement)
+
+    return connection, commit
+
+
+def sqlalchemy_connection_xa(url):
+    connection = sqlalchemy.create_engine(url.replace("mysql:", "mysql+pymysql:"), poolclass=NullPool).connect()
+    transaction = connection.begin_twophase()
+
+    def commit():
+        transaction.prepare()
+        transaction.commit()
+
+    return connection, commit
+
+
+def sqlalchemy_session_xa(url):
+    engine = sqlalchemy.create_engine(url.replace("mysql:", "mysql+pymysql:"), poolclass=NullPool)
+    session = Session(engine, twophase=True)
+    return session, session.commit
+
+
+def sqlalchemy_xa_by_hand(url):
+    connection = sqlalchemy.create_engine(url.replace("mysql:", "mysql+pymysql:"), poolclass=NullPool).connect()
+    connection.exec_driver_sql("xa start 'app'")
+
+    def commit():
+        for statement in ("xa end 'app'", "xa prepare 'app'", "xa commit 'app'"):
+            connection.exec_driver_sql(statement)
+
+    return connection, commit
+
+
+@pytest.mark.parametrize("autocommit", [0, 1])
+@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize("begin", [pymysql_xa, sqlalchemy_connection_xa, sqlalchemy_session_xa, sqlalchemy_xa_by_hand])
+def test_fence_refuses_a_global_transaction_which_then_cannot_commit(
+    mariadb_server, mariadb_url, begin, stale, autocommit
+):
+    """A prepared one holds the share lock no more: token 1 would commit after token 2 has written."""
+    execute(mariadb_url, "create table ledger (token bigint) engine = InnoDB")
+    with mariadb_server.configured(autocommit=autocommit), Desk(mariadb_url) as desk, Desk(mariadb_url) as other:
+        claim = desk.lead("r")
+        if stale:
+            other.succeed(desk, "r")
+        connection, commit = begin(mariadb_url)
+        with contextlib.closing(connection):
+            refused = pytest.raises(Fenced) if stale else pytest.raises(ConfigError, match=r"XA .*: use an ordinary")
+            with refused:
+                fence(connection, claim, 30)
+            with contextlib.suppress(pymysql.err.Error, sqlalchemy.exc.SQLAlchemyError):
+                write = "insert into ledger values (1)"
+                connection.execute(write if begin is pymysql_xa else sqlalchemy.text(write))
+                commit()
+        if begin is not sqlalchemy_session_xa:  # it begins another, unfenced: what it does after a rollback
+            assert execute(mariadb_url, "select * from ledger") == []
+        assert mariadb_server.execute("xa recover") == []
+        if not stale:
+            assert other.end(desk.id)
+            assert until(lambda: other.acquire("r"), "the lock to go") == {"r": 2}
+
+
+def test_fence_inside_a_global_transaction_that_has_ended_its_work_is_refused(mariadb_url):
+    with Desk(mariadb_url) as desk:
+        claim = desk.lead("r")
+        connection, commit = pymysql_xa(mariadb_url)
+        with contextlib.closing(connection):
+            connection.execute("xa end 'app'")
+            with pytest.raises(ConfigError, match="XA"):
+                fence(connection, claim, 30)
+            with pytest.raises(pymysql.err.Error):
+                commit()
+
+
+@pytest.mark.parametrize("mode", ["", "ANSI", "ORACLE"])
+def test_look_for_a_global_transaction_disturbs_no_other(mariadb_url, mode):
+    """It is a statement that fails in every ordinary transaction, and is caught on the server."""
+    execute(mariadb_url, "create table ledger (token bigint) engine = InnoDB")
+    with Desk(mariadb_url) as desk, connected(mariadb_url) as connection:
+        claim = desk.lead("r")
+        connection.execute(f"set session sql_mode = '{mode}'")
+        connection.execute("insert into ledger values (1)")
+        connection.execute("savepoint here")
+        fence(connection, claim, 30)
+        connection.execute("insert into ledger values (2)")
+        connection.execute("rollback to savepoint here")
+        assert connection.execute("show warnings").fetchall() == ()
+        connection.commit()
+        assert execute(mariadb_url, "select * from ledger") == [(1,)]
 
 
 def test_cancelled_statement_is_ended_on_the_server(mariadb_url):
@@ -434,7 +548,7 @@ def test_cancelled_statement_is_ended_on_the_server(mariadb_url):
         blocker.execute("select * from one for update")
         term = nodes("one").election("r").wait(20)
         with term.transaction() as transaction:
-            threading.Timer(0.2, transaction.cut).start()
+            threading.Timer(0.2, cut_short, [transaction]).start()
             with pytest.raises(pymysql.err.OperationalError, match="interrupted"):
                 transaction.execute("update one set id = 2")
             assert transaction.execute("select 1").fetchall() == ((1,),)
@@ -452,14 +566,14 @@ def test_names_that_differ_by_a_blank_or_a_capital_are_different_roles(mariadb_u
 
 
 def test_node_that_died_while_it_made_the_tables_is_no_hindrance(mariadb_url):
-    texts = [MYSQL.text(text) for text in schema._texts(MYSQL, schema.MIGRATIONS[0])]
+    texts = [MYSQL.text(text) for text in MySqlSchema(MYSQL).statements_of(MIGRATIONS[0])]
     execute(mariadb_url, *texts[:4])
     with Desk(mariadb_url) as desk:
         assert desk.acquire("r") == {"r": 1}
-    execute(mariadb_url, "drop table tenure_meta")  # whoever did that did not want the tokens back at 1
+    execute(mariadb_url, "drop table tenure_meta")  # a user who does that does not want the tokens back at 1
     with Desk(mariadb_url) as desk:
         assert desk.acquire("r") == {}, "the other member lives on"
-        assert schema.require(desk.session) == schema.MIGRATIONS[-1].version
+        assert migrations.require(desk.session) == MIGRATIONS[-1].version
 
 
 def test_least_privileges_are_enough(mariadb_server, mariadb_url):
@@ -470,22 +584,22 @@ def test_least_privileges_are_enough(mariadb_server, mariadb_url):
         tenure.Node(url).start()
     with Desk(mariadb_url, join=False):
         pass
-    grants = schema.grants(MYSQL, "worker")
+    grants = MySqlSchema(MYSQL).grants("worker")
     for text in grants[:-1]:
         mariadb_server.execute(text, dbname=database)
     with pytest.raises(StoreUnavailable, match=r"INSERT command denied .*tenure_jobs.* --grants USER` prints"):
         tenure.Node(url).start()
     mariadb_server.execute(grants[-1], dbname=database)
     with Desk(url) as desk, Desk(url) as other, connected(url) as connection:
-        connections.fence(connection, desk.lead("r"), 30)
+        fence(connection, desk.lead("r"), 30)
         connection.rollback()
         watch, session = other.backend.open_watch()
         with contextlib.closing(session):
             assert len(watch.look(other.id).members) == 2
             assert other.succeed(desk, "r").token == 2
-            watch.perform(asks.Evict((desk.id,)))
-        other.ask(asks.Tidy())
-        other.ask(asks.Leave(other.id))
+            watch.perform(messages.Evict((desk.id,)))
+        other.ask(messages.Tidy())
+        other.ask(messages.Leave(other.id))
 
 
 # --- sessions -----------------------------------------------------------------------------------------------
@@ -496,16 +610,16 @@ def test_statement_that_takes_too_long_fails_and_keeps_the_connection(mariadb_ur
     with Desk(mariadb_url, renew_every=0.2) as desk:
         with pytest.raises(Failed, match="max_statement_time"):
             desk.session.run(Step("select sleep(5), 1 from {members} for update", {}))
-        assert desk.ask(asks.Renew(desk.id)).alive
+        assert desk.ask(messages.Renew(desk.id)).alive
 
 
 def test_lock_that_does_not_come_fails_in_time(mariadb_url):
     with Desk(mariadb_url, renew_every=0.2) as desk, connected(mariadb_url) as blocker:
         blocker.execute("select * from tenure_members for update")
         with pytest.raises(Failed):
-            desk.ask(asks.Renew(desk.id))
+            desk.ask(messages.Renew(desk.id))
         blocker.rollback()
-        assert desk.ask(asks.Renew(desk.id)).alive
+        assert desk.ask(messages.Renew(desk.id)).alive
 
 
 def test_transaction_that_lost_a_deadlock_is_tried_again(mariadb_url):
@@ -553,3 +667,14 @@ def test_child_of_a_fork_neither_ends_the_connection_nor_keeps_it(mariadb_server
 def test_certificate_that_is_not_there_is_named(mariadb_url):
     with pytest.raises(tenure.ConfigError, match=r"TLS cannot be used as the MariaDB URL says \(ssl_ca=/nonexistent\)"):
         tenure.Node(mariadb_url + "?ssl_ca=/nonexistent").start()
+
+
+def test_a_namespace_that_is_new_on_a_server_that_was_a_replica_is_not_trusted_yet(mariadb_server, mariadb_url):
+    """A server that has followed another may have lost a namespace of that name when it was promoted."""
+    with Desk(mariadb_url, join=False) as before:
+        assert before.opened.confirmed.line == before.opened.server.line
+    with mariadb_server.configured(gtid_slave_pos="0-99-5"):
+        with Desk(mariadb_url, namespace="new", join=False) as desk:
+            assert desk.opened.confirmed.made_on_a_promoted_server
+        with Desk(mariadb_url, join=False) as desk:
+            assert desk.opened.confirmed.line == desk.opened.server.line

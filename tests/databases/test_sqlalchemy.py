@@ -19,13 +19,14 @@ import sqlalchemy as sa
 from sqlalchemy.ext import asyncio as sa_asyncio
 
 import tenure
-from tenure import mysql_connector
-from tenure.dialing import parse_url
-from tenure.engines import way_of
-from tests.canary import CANARY, assert_untold
-from tests.desk import execute
+from tenure.databases import handover
+from tenure.databases.handover import target_of
+from tenure.databases.mysql import connect
+from tenure.databases.postgres.connect import parse_url
+from tests.support.secrets import CANARY, assert_untold
+from tests.support.store_by_hand import execute
 
-PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "sqlalchemy.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sqlalchemy.md"
 ROLE = "scheduler"
 
 
@@ -86,7 +87,7 @@ def test_connect_args_count_and_not_only_the_url(driver, database, postgres_url)
 def test_what_the_drivers_are_told_is_translated():
     def way(url, **arguments):
         make = sa_asyncio.create_async_engine if "asyncpg" in url else sa.create_engine
-        way = way_of(make(url, **arguments))
+        way = target_of(make(url, **arguments))
         assert CANARY not in way.url
         return parse_url(way.url), way.password
 
@@ -103,8 +104,8 @@ def test_what_the_drivers_are_told_is_translated():
     mysql = sa.create_engine(
         f"mysql+pymysql://a%40b:{CANARY}@db:3307/app?charset=utf8mb4", connect_args={"ssl": {"ca": "/ca.pem"}}
     )
-    assert way_of(mysql).url == "mysql://a%40b@db:3307/app?ssl_ca=%2Fca.pem"
-    assert way_of(mysql).password == CANARY
+    assert target_of(mysql).url == "mysql://a%40b@db:3307/app?ssl_ca=%2Fca.pem"
+    assert target_of(mysql).password == CANARY
 
 
 def test_a_listener_that_gives_the_password_is_asked_for_each_connection(postgres_url):
@@ -129,19 +130,22 @@ def another_database():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: sa.create_engine("sqlite://"), "in-memory SQLite"),
-        (lambda: sa.create_engine("sqlite:///:memory:"), "in-memory SQLite"),
+        (lambda: sa.create_engine("sqlite://"), "in memory or a file: URI"),
+        (lambda: sa.create_engine("sqlite:///:memory:"), "in memory or a file: URI"),
         (lambda: sa.create_engine("sqlite:///file:app.db?mode=ro&uri=true"), "file: URI"),
         (lambda: sa.create_engine("sqlite://", creator=lambda: sqlite3.connect("x.db")), "creator="),
-        (another_database, r"cannot take over an engine of mssql\+pymssql"),
+        (another_database, r"cannot use an engine of mssql\+pymssql"),
         (lambda: sa.create_engine("postgresql+psycopg://db/app", connect_args={"service_x": 1}), "'service_x'"),
+        (lambda: sa.create_engine("mysql+pymysql://db/app", connect_args={"passwd": CANARY}), "'passwd'"),
+        (lambda: sa.create_engine("mysql+pymysql://db/app", connect_args={"ssl": {"cipher": "x"}}), "about TLS"),
+        (lambda: sa.create_engine("mysql+pymysql://db/app", connect_args={"host": 5}), "of a type that cannot"),
         (
             lambda: sa_asyncio.create_async_engine(
                 f"postgresql+asyncpg://me:{CANARY}@db/app", connect_args={"ssl": ssl.create_default_context()}
             ),
             "SSLContext",
         ),
-        (lambda: "sqlite:///app.db", "not a str"),
+        (lambda: "sqlite:///app.db", "not str"),
     ],
 )
 def test_what_cannot_be_taken_over_is_named(make, message, caplog):
@@ -158,6 +162,16 @@ def test_a_listener_that_connects_by_itself_is_refused(sqlite_url):
         tenure.Node.from_engine(engine)
 
 
+def test_an_argument_that_a_listener_adds_is_not_left_out():
+    """It could lead elsewhere."""
+    engine = sa.create_engine("postgresql+psycopg2://db/app")
+    sa.event.listen(engine, "do_connect", lambda _, __, arguments, ___: arguments.append(f"host=x password={CANARY}"))
+    with pytest.raises(tenure.ConfigError, match="a positional argument") as caught:
+        tenure.Node.from_engine(engine)
+    assert_untold(caught.value)
+    assert target_of(sa.create_engine("postgresql+psycopg2://")).url == "postgresql:///?"
+
+
 def test_url_and_password_come_from_the_engine(sqlite_url):
     with pytest.raises(tenure.ConfigError, match="leave them out"):
         tenure.Node.from_engine(sa.create_engine(sqlite_url), url=sqlite_url)
@@ -170,7 +184,7 @@ def test_the_password_of_an_engine_shows_nowhere(postgres_server, caplog):
     node = tenure.Node.from_engine(engine)
     with pytest.raises(tenure.StoreUnavailable) as caught:
         node.start()
-    assert_untold(caught.value, records=caplog.records, things=[node, way_of(engine)])
+    assert_untold(caught.value, records=caplog.records, things=[node, target_of(engine)])
 
 
 def test_an_engine_that_leads_to_a_standby_is_refused(replica):
@@ -195,8 +209,8 @@ def test_another_schema_is_the_nodes_and_the_fences(postgres_url):
 
 def test_what_mariadb_is_told_is_no_weaker_for_the_node():
     def parameters(**connect_args):
-        url = way_of(sa.create_engine("mysql+pymysql://u@h/db", connect_args=connect_args)).url
-        return mysql_connector.parse_url(url)
+        url = target_of(sa.create_engine("mysql+pymysql://u@h/db", connect_args=connect_args)).url
+        return connect.parse_url(url)
 
     for given in ({"ssl": {"ca": "ca.pem"}}, {"ssl_ca": "ca.pem"}):
         told = parameters(**given)
@@ -206,10 +220,17 @@ def test_what_mariadb_is_told_is_no_weaker_for_the_node():
     assert "unix_socket" not in parameters(unix_socket=None, ssl_ca=None)
 
 
+def test_no_other_option_makes_a_mode_of_mysqlclient_weaker():
+    options = {"database": "db", "ssl": {"ca": "ca.pem", "check_hostname": False}, "ssl_verify_cert": False}
+    source = handover.Source("these", "", "")
+    told = connect.parse_url(handover.mysql_url(source, options | {"ssl_mode": "VERIFY_IDENTITY"}))
+    assert (told["ssl_verify_cert"], told["ssl_verify_identity"]) == (True, True)
+
+
 def test_password_that_is_a_function_is_called_beside_a_listener():
     engine = sa.create_engine("postgresql+psycopg://u@h/db", connect_args={"password": lambda: "secret"})
     sa.event.listen(engine, "do_connect", lambda *_: None)
-    assert way_of(engine).password() == "secret"
+    assert target_of(engine).password() == "secret"
 
 
 # --- Alembic ------------------------------------------------------------------------------------------------
@@ -237,7 +258,7 @@ def test_the_migration_and_the_filter_of_the_page_work(one_url, tmp_path, monkey
     with tenure.Node(one_url) as node, node.lead(ROLE):
         with pytest.raises(alembic.util.AutogenerateDiffsDetected) as caught:
             alembic.command.check(config)
-        ((operation, table),) = caught.value.diffs  # the application's own model, and nothing of ours
+        ((operation, table),) = caught.value.diffs  # the application's model, and none of our tables
         assert (operation, table.name) == ("add_table", "invoices")
     alembic.command.downgrade(config, "base")
     with pytest.raises(tenure.ConfigError, match="no tables"), tenure.Registry(one_url):

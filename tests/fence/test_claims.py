@@ -1,4 +1,4 @@
-"""A run of a job is claimed under the fence, once, in the caller's own transaction."""
+"""A run of a job is claimed under the fence, once, in the application's transaction."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import tenure
-from tenure import ConfigError, Fenced, claims
-from tests.desk import Desk, connected, execute, table
-from tests.facades import sync_only
+from tenure import ConfigError, Fenced
+from tenure.fence import job_runs
+from tenure.internals import holding_of
+from tests.support.async_as_sync import sync_only
+from tests.support.store_by_hand import Desk, connected, execute, table
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
 MINUTE = timedelta(minutes=1)
@@ -27,9 +29,9 @@ BOUND_S = 30.0
 
 
 def claim(url, term, job, due):
-    """Claim in a transaction of the caller's own, and commit."""
+    """Claim in the application's transaction, and commit."""
     with connected(url) as connection:
-        won = claims.perform(connection, term, BOUND_S, claims.claim(term, job, due))
+        won = job_runs.perform(connection, term, BOUND_S, job_runs.claim(term, job, due))
         connection.commit()
         return won
 
@@ -50,9 +52,10 @@ def test_run_is_claimed_once(store_url):
         for won in (True, False):
             with term.transaction() as transaction:
                 assert transaction.claim("report", NOON) is won
-        assert claim(store_url, term, "report", NOON) is False
-        assert claim(store_url, term, "report", NOON + MINUTE) is True
-        assert claim(store_url, term, "another", NOON) is True
+        holding = holding_of(term)
+        assert claim(store_url, holding, "report", NOON) is False
+        assert claim(store_url, holding, "report", NOON + MINUTE) is True
+        assert claim(store_url, holding, "another", NOON) is True
 
 
 def test_earlier_run_is_refused_when_a_later_one_is_claimed(store_url):
@@ -95,12 +98,12 @@ def test_claim_that_is_rolled_back_is_no_claim(store_url):
         with pytest.raises(ZeroDivisionError), term.transaction() as transaction:
             assert transaction.claim("report", NOON) / 0
         assert rows(store_url) == []
-        assert claim(store_url, term, "report", NOON)
+        assert claim(store_url, holding_of(term), "report", NOON)
 
 
 def test_roles_and_namespaces_have_jobs_of_their_own(store_url):
-    with Desk(store_url) as one, Desk(store_url, namespace="other") as other:
-        for term in (one.lead("r"), one.lead("s"), other.lead("r")):
+    with Desk(store_url) as desk, Desk(store_url, namespace="other") as other:
+        for term in (desk.lead("r"), desk.lead("s"), other.lead("r")):
             assert claim(store_url, term, "report", NOON)
 
 
@@ -116,7 +119,7 @@ def test_two_transactions_of_one_term_wait_for_each_other(store_url):
                 won.append(claim(store_url, term, "report", due))
 
             with connected(store_url) as connection:
-                assert claims.perform(connection, term, BOUND_S, claims.claim(term, "report", due))
+                assert job_runs.perform(connection, term, BOUND_S, job_runs.claim(term, "report", due))
                 thread = threading.Thread(target=second)
                 thread.start()
                 began.wait()
@@ -130,10 +133,10 @@ def test_two_transactions_of_one_term_wait_for_each_other(store_url):
 RACER = """
 import sys
 from datetime import datetime
-from tests.desk import Claim
-from tests.test_claims import claim
+from tests.support.store_by_hand import TermIdentity
+from tests.fence.test_claims import claim
 url, role, token, member_id, due = sys.argv[1:]
-term = Claim(role, int(token), member_id)
+term = TermIdentity(role, int(token), member_id)
 print("ready", flush=True)
 for line in sys.stdin:
     print(claim(url, term, line.strip(), datetime.fromisoformat(due)), flush=True)
@@ -177,7 +180,7 @@ def test_anchor_is_set_where_there_is_none(store_url):
     with Desk(store_url) as desk, connected(store_url) as connection:
         term = desk.lead("r")
         for at in (NOON, NOON + MINUTE):
-            assert claims.perform(connection, term, BOUND_S, claims.anchor(term, "report", at)) == NOON
+            assert job_runs.perform(connection, term, BOUND_S, job_runs.anchor(term, "report", at)) == NOON
             connection.commit()
 
 
@@ -218,6 +221,23 @@ def test_forgotten_namespace_has_no_jobs(store_url):
     assert rows(store_url) == []
 
 
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_name_of_a_job_may_hold_anything_in_a_database_of_any_encoding(postgres_server, encoding):
+    job = "täglich: 100 % of :x, 'quoted' \\ {all}"
+    name = f"claims_{encoding.lower()}"
+    postgres_server.execute(
+        f"create database {name} encoding '{encoding}' template template0 lc_ctype 'C' lc_collate 'C'"
+    )
+    try:
+        with tenure.Node(postgres_server.url(name)) as node, node.lead("rôle", timeout=20) as term:
+            with term.transaction() as transaction:
+                assert transaction.claim(job, NOON)
+                assert transaction.anchor(job, NOON) == NOON
+            assert [record.job for record in node.election("rôle").jobs()] == [job]
+    finally:
+        postgres_server.drop_database(name)
+
+
 # --- connections of every kind ------------------------------------------------------------------------------
 
 
@@ -233,14 +253,14 @@ def test_sqlalchemys_connections_can_claim(store_url, kind):
     with Desk(store_url) as desk:
         term = desk.lead("r")
         for ask, answer in (
-            (claims.claim(term, "report", NOON), True),
-            (claims.claim(term, "report", NOON), False),
-            (claims.anchor(term, "report", NOON), NOON),
-            (claims.finish(term, "report", NOON), True),
-            (claims.forget(term, "report"), True),
+            (job_runs.claim(term, "report", NOON), True),
+            (job_runs.claim(term, "report", NOON), False),
+            (job_runs.anchor(term, "report", NOON), NOON),
+            (job_runs.finish(term, "report", NOON), True),
+            (job_runs.forget(term, "report"), True),
         ):
             with engine.connect() if kind is sqlalchemy.Connection else Session(engine) as connection:
-                assert claims.perform(connection, term, BOUND_S, ask) == answer
+                assert job_runs.perform(connection, term, BOUND_S, ask) == answer
                 connection.commit()
     engine.dispose()
 
@@ -249,9 +269,9 @@ def test_claim_does_not_depend_on_the_callers_rows_and_pipelines(postgres_url):
     with Desk(postgres_url) as desk, connected(postgres_url, row_factory=psycopg.rows.dict_row) as connection:
         term = desk.lead("r")
         with connection.pipeline():
-            assert claims.perform(connection, term, BOUND_S, claims.claim(term, "report", NOON))
-            assert not claims.perform(connection, term, BOUND_S, claims.claim(term, "report", NOON))
-            assert claims.perform(connection, term, BOUND_S, claims.anchor(term, "report", NOON)) == NOON
+            assert job_runs.perform(connection, term, BOUND_S, job_runs.claim(term, "report", NOON))
+            assert not job_runs.perform(connection, term, BOUND_S, job_runs.claim(term, "report", NOON))
+            assert job_runs.perform(connection, term, BOUND_S, job_runs.anchor(term, "report", NOON)) == NOON
 
 
 async def asyncpg_connection(url):
@@ -291,7 +311,8 @@ def test_async_connections_can_claim(store, connect, request):
             assert await term.claim(connection, "report", NOON)
             assert not await term.claim(connection, "report", NOON)
             assert await term.finish(connection, "report", NOON)
-            assert await claims.perform_async(connection, term, BOUND_S, claims.anchor(term, "report", NOON)) == NOON
+            anchor = job_runs.anchor(holding_of(term), "report", NOON)
+            assert await job_runs.perform_async(connection, holding_of(term), BOUND_S, anchor) == NOON
             await (connection.execute("commit") if connect is asyncpg_connection else connection.commit())
             await connection.close()
             if connect is async_session:
@@ -334,22 +355,22 @@ def test_claims_that_cannot_be_are_refused_with_a_remedy(sqlite_url):
             for ask in (term.claim, term.finish):
                 with pytest.raises(ConfigError, match=complaint):
                     ask(connection, "report", due)
-        with pytest.raises(ConfigError, match="job='' has 0 bytes"):
+        with pytest.raises(ConfigError, match="job='' is 0 bytes"):
             term.claim(connection, "", NOON)
-        with pytest.raises(ConfigError, match=r"cannot fence a builtins\.object"):
+        with pytest.raises(ConfigError, match=r"cannot fence builtins\.object"):
             term.claim(object(), "report", NOON)
     assert rows(sqlite_url) == []
 
 
 @sync_only
 def test_claim_needs_a_transaction(postgres_url):
-    with tenure.Node(postgres_url) as node, node.lead("r") as term:
-        with connected(postgres_url, autocommit=True) as connection, pytest.raises(ConfigError, match="begin one"):
-            term.claim(connection, "report", NOON)
-        with term.transaction() as transaction:
-            transaction.execute("rollback")
-            with pytest.raises(ConfigError, match="ended by a statement of its own"):
-                transaction.claim("report", NOON)
+    with (
+        tenure.Node(postgres_url) as node,
+        node.lead("r") as term,
+        connected(postgres_url, autocommit=True) as connection,
+        pytest.raises(ConfigError, match="begin one"),
+    ):
+        term.claim(connection, "report", NOON)
 
 
 def test_mode_lock_has_nothing_to_claim_under(postgres_url):

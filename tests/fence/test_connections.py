@@ -1,7 +1,7 @@
-"""The fence on a connection of the application's own: every kind of it goes through the same cases.
+"""The fence on the application's connection: every kind of connection goes through the same cases.
 
 A kind is a row of KINDS: how to open such a connection, and how to say to it what the cases say. Drivers differ in
-whether one waits for an answer, in how a transaction begins and in how one nests; the fence does not.
+whether an answer is awaited, in how a transaction begins and in how it nests; the fence does not.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib
 import inspect
 import itertools
 import os
@@ -28,12 +29,13 @@ from sqlalchemy import orm
 from sqlalchemy.ext import asyncio as async_alchemy
 
 import tenure
-from tenure import connections
 from tenure.errors import ConfigError, Fenced
-from tenure.session import Failed
+from tenure.fence.adapter import DRIVERS, is_async
+from tenure.fence.fence import fence, fence_async
+from tenure.store.session import Failed
 from tests.conftest import INSTALLATIONS, NO_POSTGRES, fresh_database, missing
-from tests.desk import Claim, Desk, connect, connected, execute
-from tests.mariadb import NO_MARIADB
+from tests.support.mariadb import NO_MARIADB
+from tests.support.store_by_hand import Desk, TermIdentity, connect, connected, execute, put_copy_in_place
 
 BOUND_S = 30.0
 FLOOR = 2**40  # the first token after the first promotion of a replica: a test with small numbers would miss much
@@ -55,7 +57,7 @@ async def entered(manager: Any) -> AsyncIterator[Any]:
 
 
 def looped(test: Callable[..., Any]) -> Callable[..., None]:
-    """Run a test on an event loop of its own."""
+    """Run a test on its own event loop."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -68,7 +70,7 @@ def looped(test: Callable[..., Any]) -> Callable[..., None]:
 
 
 class Talk:
-    """A connection and how one speaks to it. This one is right for psycopg, sqlite3 and aiosqlite."""
+    """A connection and how to speak to it. This class is right for psycopg, sqlite3 and aiosqlite."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -79,14 +81,14 @@ class Talk:
     async def run(self, sql: str) -> None:
         await settled(self.connection.execute(sql))
 
-    async def write(self, claim: Claim) -> None:
+    async def write(self, claim: TermIdentity) -> None:
         await self.run(f"insert into ledger values ({claim.token})")
 
-    async def fence(self, claim: Claim, bound_s: float = BOUND_S) -> None:
-        if connections.is_async(self.connection):
-            await connections.fence_async(self.connection, claim, bound_s)
+    async def fence(self, claim: TermIdentity, bound_s: float = BOUND_S) -> None:
+        if is_async(self.connection):
+            await fence_async(self.connection, claim, bound_s)
         else:
-            connections.fence(self.connection, claim, bound_s)
+            fence(self.connection, claim, bound_s)
 
     async def commit(self) -> None:
         await settled(self.connection.commit())
@@ -237,7 +239,7 @@ NESTING_KINDS = [kind for kind in KINDS if kind.name not in ("sqlite3", "aiosqli
 
 
 class Office:
-    """A database with two members, who hold and take roles as a test says."""
+    """A database with two members that hold and take roles as a test says."""
 
     _roles = itertools.count(1)
 
@@ -251,12 +253,12 @@ class Office:
         self.old.close()
         self.new.close()
 
-    def lead(self, role: str | None = None) -> Claim:
+    def lead(self, role: str | None = None) -> TermIdentity:
         """Let the old member lead a role; a new one, if none is named."""
         role = role or f"role {next(self._roles)}"
-        return Claim(role, self.old.acquire(role, floor=FLOOR)[role], self.old.id)
+        return TermIdentity(role, self.old.acquire(role, floor=FLOOR)[role], self.old.id, file=self.old.backend.file)
 
-    def succeed(self, claim: Claim) -> Claim:
+    def succeed(self, claim: TermIdentity) -> TermIdentity:
         """Let the new member end the old one and take its role; the old one comes back under another id."""
         after = self.new.succeed(self.old, claim.role)
         self.old.join()
@@ -406,6 +408,22 @@ async def test_successor_waits_until_the_fenced_transaction_ends_on_sqlite(kind,
     assert office.written == [claim.token]
 
 
+@each(SQLITE_KINDS)
+@looped
+async def test_copy_of_the_file_in_its_place_is_refused_although_the_term_stands_in_it(kind, tmp_path):
+    path = tmp_path / "tenure.db"
+    with contextlib.closing(Office(f"sqlite:///{path}")) as office:
+        claim = office.lead()
+        put_copy_in_place(path)
+        async with kind.open(office.url, False) as talk:
+            await talk.begin()
+            await talk.write(claim)
+            with pytest.raises(Fenced, match=f"token {claim.token} is over"):
+                await talk.fence(claim)
+            await talk.commit()
+        assert office.written == []
+
+
 @each(KINDS)
 @looped
 async def test_wrong_database_is_not_taken_for_a_lost_term(kind, office, tmp_path):
@@ -417,8 +435,8 @@ async def test_wrong_database_is_not_taken_for_a_lost_term(kind, office, tmp_pat
     )
     async with kind.open(elsewhere, False) as talk:
         await talk.begin()
-        with pytest.raises(ConfigError, match="another database"):
-            await talk.fence(Claim("r", 1, office.old.id))
+        with pytest.raises(ConfigError, match="does not have Tenure's tables"):
+            await talk.fence(TermIdentity("r", 1, office.old.id))
         await talk.rollback()
 
 
@@ -456,9 +474,9 @@ async def test_busy_database_may_be_tried_again(kind, office):
 @looped
 async def test_synchronous_fence_sends_an_asynchronous_connection_to_the_async_node(kind, office):
     async with kind.open(office.url, False) as talk:
-        assert connections.is_async(talk.connection)
+        assert is_async(talk.connection)
         with pytest.raises(ConfigError, match=r"use an AsyncNode and `await term\.fence\(connection\)`"):
-            connections.fence(talk.connection, Claim("r", 1, "m"), BOUND_S)
+            fence(talk.connection, TermIdentity("r", 1, "m"), BOUND_S)
 
 
 # --- what one kind only can get wrong -----------------------------------------------------------------------
@@ -482,13 +500,13 @@ def test_autocommit_of_sqlalchemy_is_refused_wherever_it_was_set(postgres, engin
     claim = postgres.lead()
     automatic = {"isolation_level": "AUTOCOMMIT"}
     with engine.execution_options(**automatic).connect() as connection, pytest.raises(ConfigError, match="autocommit"):
-        connections.fence(connection, claim, BOUND_S)
+        fence(connection, claim, BOUND_S)
     with engine.connect().execution_options(**automatic) as connection, pytest.raises(ConfigError, match="autocommit"):
-        connections.fence(connection, claim, BOUND_S)
+        fence(connection, claim, BOUND_S)
     with orm.Session(engine) as session:
         session.connection(execution_options=automatic)
         with pytest.raises(ConfigError, match="autocommit"):
-            connections.fence(session, claim, BOUND_S)
+            fence(session, claim, BOUND_S)
 
 
 def test_subclass_of_a_known_connection_is_known(postgres, engine):
@@ -496,7 +514,7 @@ def test_subclass_of_a_known_connection_is_known(postgres, engine):
         pass
 
     with OwnSession(engine) as session:
-        connections.fence(session, postgres.lead(), BOUND_S)
+        fence(session, postgres.lead(), BOUND_S)
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -506,11 +524,11 @@ def test_pipeline_in_autocommit_mode_needs_a_transaction_too(postgres, begun):
     with connected(postgres.url, autocommit=True) as connection, connection.pipeline():
         connection.execute("begin" if begun else "select 1")
         if begun:
-            connections.fence(connection, claim, BOUND_S)
+            fence(connection, claim, BOUND_S)
             connection.execute("commit")
         else:
             with pytest.raises(ConfigError, match="autocommit"):
-                connections.fence(connection, claim, BOUND_S)
+                fence(connection, claim, BOUND_S)
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -521,11 +539,11 @@ async def test_async_pipeline_in_autocommit_mode_needs_a_transaction_too(postgre
     async with connection, connection.pipeline():
         await connection.execute("begin" if begun else "select 1")
         if begun:
-            await connections.fence_async(connection, claim, BOUND_S)
+            await fence_async(connection, claim, BOUND_S)
             await connection.execute("commit")
         else:
             with pytest.raises(ConfigError, match="autocommit"):
-                await connections.fence_async(connection, claim, BOUND_S)
+                await fence_async(connection, claim, BOUND_S)
 
 
 @looped
@@ -541,10 +559,10 @@ async def test_fence_passes_through_a_pooler_that_changes_servers_with_every_tra
         for turn in range(8):
             if turn % 2:
                 other.execute("select 1")  # takes the server that we had in the last turn
-            connections.fence(ours, claim, BOUND_S)
+            fence(ours, claim, BOUND_S)
             servers |= set(ours.execute("select pg_backend_pid()").fetchall())
             async with theirs.transaction():
-                await connections.fence_async(theirs, claim, BOUND_S)
+                await fence_async(theirs, claim, BOUND_S)
             ours.commit()
             other.commit()
             assert other.execute("show idle_in_transaction_session_timeout").fetchone() == ("0",)
@@ -565,7 +583,7 @@ def test_block_of_sqlalchemy_is_over_after_a_swallowed_refusal_on_sqlite(offices
         connection = getattr(block, "session", block)
         connection.execute(write)
         with contextlib.suppress(Fenced):
-            connections.fence(connection, before, BOUND_S)
+            fence(connection, before, BOUND_S)
         with pytest.raises(sqlalchemy.exc.InvalidRequestError, match="closed transaction"):
             connection.execute(write)
     engine.dispose()
@@ -586,7 +604,7 @@ def test_refusal_rolls_back_in_every_transaction_mode_of_sqlite3(offices, autoco
                 connection.execute("begin")
             connection.execute(f"insert into ledger values ({claim.token})")
             with contextlib.suppress(Fenced):
-                connections.fence(connection, claim, BOUND_S)
+                fence(connection, claim, BOUND_S)
             if autocommit and connection.in_transaction:
                 connection.execute("commit")
             connection.commit()
@@ -599,26 +617,32 @@ def test_refusal_rolls_back_in_every_transaction_mode_of_sqlite3(offices, autoco
 @pytest.mark.parametrize("thing", [object(), None, "postgresql://localhost/app", sqlalchemy.create_engine("sqlite://")])
 def test_what_is_no_connection_is_refused_by_name(thing):
     name = f"{type(thing).__module__}.{type(thing).__qualname__}"
-    with pytest.raises(ConfigError, match=f"cannot fence a {name}: pass a connection of psycopg"):
-        connections.fence(thing, Claim("r", 1, "m"), BOUND_S)
-    with pytest.raises(ConfigError, match=f"cannot fence a {name}: pass a connection of psycopg"):
-        asyncio.run(connections.fence_async(thing, Claim("r", 1, "m"), BOUND_S))
-    assert not connections.is_async(thing)
+    with pytest.raises(ConfigError, match=f"cannot fence {name}: pass a connection of psycopg"):
+        fence(thing, TermIdentity("r", 1, "m"), BOUND_S)
+    with pytest.raises(ConfigError, match=f"cannot fence {name}: pass a connection of psycopg"):
+        asyncio.run(fence_async(thing, TermIdentity("r", 1, "m"), BOUND_S))
+    assert not is_async(thing)
 
 
 def test_fence_imports_no_driver_that_the_caller_has_not_imported():
     program = """
 import sqlite3, sys
-from tenure import connections
-class Claim:
+from tenure.fence import fence
+class Term:
     role, token, member_id, namespace = "r", 1, "m", "n"
 try:
-    connections.fence(sqlite3.connect(":memory:"), Claim, 1)
-except connections.ConfigError:
+    fence.fence(sqlite3.connect(":memory:"), Term, 1)
+except fence.ConfigError:
     print(*{"psycopg", "asyncpg", "aiosqlite", "sqlalchemy", "asyncio"} & set(sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout == "\n"
+
+
+@pytest.mark.parametrize("package", DRIVERS)
+def test_every_driver_in_the_table_has_a_module_that_lists_its_connections(package):
+    module = importlib.import_module(f"tenure.fence.drivers.{DRIVERS[package]}")
+    assert [name for name in module.KINDS if name.startswith(f"{package}.")]
 
 
 # --- the statement for other languages ----------------------------------------------------------------------
@@ -710,7 +734,7 @@ def test_statement_for_other_languages_changes_one_row_on_sqlite_or_none(offices
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"role": ""}, "role='' has 0 bytes"),
+        ({"role": ""}, "role='' is 0 bytes"),
         ({"role": "a\0b"}, "control characters"),
         ({"role": "r", "namespace": "\ud800"}, "lone surrogates"),
         ({"role": "r", "schema": 'a"; drop'}, "must be an identifier"),

@@ -1,4 +1,4 @@
-"""Promise 2: no stale write, ever. The database itself judges the term, inside the caller's own transaction."""
+"""Promise 2: no stale write, ever. The database itself judges the term, inside the application's transaction."""
 
 from __future__ import annotations
 
@@ -6,21 +6,31 @@ import contextlib
 import logging
 import threading
 import time
+from dataclasses import replace
+from datetime import datetime, timezone
 
 import psycopg
+import pymysql
 import pytest
+import sqlalchemy
 from psycopg.rows import dict_row
+from sqlalchemy.pool import NullPool
 
 import tenure
-from tenure import connections, schema
-from tenure.advisory import AdvisorySentinel, AdvisoryWatcher
-from tenure.connector import PostgresConnector
-from tenure.dialects import postgresql
+from tenure.core import messages
+from tenure.databases.postgres.connect import PostgresConnector
+from tenure.databases.postgres.sentinel import AdvisoryActions, AdvisorySentinel
 from tenure.errors import ConfigError, Fenced
-from tenure.session import Failed
-from tests.desk import Claim, Desk, connect, connected, execute, until
+from tenure.fence import job_runs
+from tenure.internals import holding_of
+from tenure.store import migrations
+from tenure.store.dialects import postgresql
+from tenure.store.session import Failed
+from tenure.store.tables import MIGRATIONS
+from tests.support.store_by_hand import Desk, TermIdentity, connect, connected, execute, table, until
 
 BOUND_S = 30.0
+NOON = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
 
 
 @pytest.fixture
@@ -44,7 +54,7 @@ def write(connection, claim):
 
 
 def fence(connection, claim, bound_s=BOUND_S):
-    connections.fence(connection, claim, bound_s)
+    tenure.fence.fence.fence(connection, claim, bound_s)
 
 
 def is_fenced_off(url, claim):
@@ -107,7 +117,7 @@ def test_same_token_of_another_member_is_refused(store_url):
     """A promoted replica without the last commits could hand out a token again; the member tells them apart."""
     with Desk(store_url) as desk:
         claim = desk.lead("r")
-        assert is_fenced_off(store_url, Claim("r", claim.token, "somebody-else"))
+        assert is_fenced_off(store_url, TermIdentity("r", claim.token, "somebody-else"))
         assert not is_fenced_off(store_url, claim)
 
 
@@ -126,7 +136,7 @@ def test_resigned_term_is_refused_at_once(store_url):
             if not store_url.startswith("sqlite"):
                 term.fence(blocker)  # keeps the role from being vacated, and so from being taken by anybody
             term.resign()
-            until(lambda: is_fenced_off(store_url, term), "refusal of the resigned term")
+            until(lambda: is_fenced_off(store_url, holding_of(term)), "refusal of the resigned term")
             assert not term.valid
 
 
@@ -173,7 +183,7 @@ def test_autocommit_is_refused_with_a_remedy(store_url):
 
 
 def test_connection_of_an_unknown_kind_is_refused_by_name(sqlite_url):
-    with Desk(sqlite_url) as desk, pytest.raises(ConfigError, match=r"cannot fence a builtins\.object"):
+    with Desk(sqlite_url) as desk, pytest.raises(ConfigError, match=r"cannot fence builtins\.object"):
         fence(object(), desk.lead("r"))
 
 
@@ -183,7 +193,7 @@ def test_wrong_database_is_not_taken_for_a_lost_term(store_url, tmp_path, postgr
         elsewhere = store_url.rpartition("/")[0] + "/information_schema"
     with Desk(store_url) as desk, connected(elsewhere) as connection:
         claim = desk.lead("r")
-        with pytest.raises(ConfigError, match="another database"):
+        with pytest.raises(ConfigError, match="does not have Tenure's tables"):
             fence(connection, claim)
 
 
@@ -196,7 +206,7 @@ def test_fence_does_not_depend_on_the_callers_cursors_and_rows(postgres_url):
         claim = desk.lead("r")
         fence(connection, claim)
         with pytest.raises(Fenced):
-            fence(connection, Claim("r", claim.token - 1, desk.id))
+            fence(connection, TermIdentity("r", claim.token - 1, desk.id))
 
 
 def test_fence_is_judged_at_once_in_a_pipeline(postgres_url):
@@ -204,7 +214,7 @@ def test_fence_is_judged_at_once_in_a_pipeline(postgres_url):
         claim = desk.lead("r")
         fence(connection, claim)
         with pytest.raises(Fenced):
-            fence(connection, Claim("r", claim.token - 1, desk.id))
+            fence(connection, TermIdentity("r", claim.token - 1, desk.id))
 
 
 # --- savepoints ---------------------------------------------------------------------------------------------
@@ -232,6 +242,20 @@ def test_fence_inside_a_savepoint_is_refused(every_postgres_url, savepoint):
             fence(connection, claim)
 
 
+@pytest.mark.parametrize("savepoint", [savepoint_by_hand, savepoint_by_nesting])
+def test_fence_of_a_stale_term_inside_a_savepoint_is_refused_as_one_of_a_present_term(every_postgres_url, savepoint):
+    """`Fenced` says that the transaction cannot commit, and after a rollback to the savepoint it can."""
+    url = every_postgres_url
+    with Desk(url) as old, Desk(url) as new, connected(url, autocommit=True) as connection:
+        claim = old.lead("r")
+        new.succeed(old, "r")
+        savepoint(connection)
+        with pytest.raises(ConfigError, match="before any savepoint"):
+            fence(connection, claim)
+    with connected(url) as connection, pytest.raises(Fenced):
+        fence(connection, claim)
+
+
 def test_fence_inside_a_savepoint_is_allowed_where_the_transaction_is_fenced_already(every_postgres_url):
     with Desk(every_postgres_url) as desk, connected(every_postgres_url) as connection:
         claim = desk.lead("r")
@@ -240,7 +264,7 @@ def test_fence_inside_a_savepoint_is_allowed_where_the_transaction_is_fenced_alr
             fence(connection, claim)
         assert desk.acquire("other") == {"other": 1}
         with connection.transaction(), pytest.raises(ConfigError, match="savepoint"), connection.transaction():
-            fence(connection, Claim("other", 1, desk.id))  # fenced for one role is not fenced for all
+            fence(connection, TermIdentity("other", 1, desk.id))  # fenced for one role is not fenced for all
 
 
 def test_savepoints_are_told_apart_among_many_fenced_transactions(every_postgres_url):
@@ -298,6 +322,22 @@ def test_term_that_was_succeeded_since_the_snapshot_is_refused(every_postgres_ur
         with pytest.raises(Fenced) as refusal:
             fence(connection, claim)
         assert not refusal.value.retryable
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_term_that_began_after_the_snapshot_is_retryable(every_postgres_url, level):
+    """The snapshot shows the term before it, and the term is not over."""
+    url = every_postgres_url
+    with Desk(url) as old, Desk(url) as new, connected(url) as connection:
+        old.lead("r")
+        connection.execute(f"set transaction isolation level {level}")
+        connection.execute("select 1 from tenure.roles")
+        claim = new.succeed(old, "r")
+        with pytest.raises(Fenced) as refusal:
+            fence(connection, claim)
+        assert refusal.value.retryable
+        connection.rollback()
+        fence(connection, claim)
 
 
 def test_current_term_under_repeatable_read_is_retryable_when_its_row_was_touched(every_postgres_url):
@@ -408,16 +448,20 @@ def test_takeover_waits_for_an_open_fenced_transaction(every_postgres_url, ledge
 
 def test_without_its_lock_the_fence_would_let_a_stale_write_land(every_postgres_url, ledger):
     """The mutation that shows what the lock is for: everything else is as it is."""
-    first, *more = schema.MIGRATIONS
-    fences = [text for text in first.functions if "create function {schema}fence(" in text]
-    assert [text.count("for share of r") for text in fences] == [1]
-    mutated = tuple(text.replace("for share of r", "") for text in first.functions)
-    # Nothing is locked, so nothing shows who locked it: the look for savepoints would refuse everything.
-    assert sum(text.count("if locker <> top then") for text in mutated) == 1
-    mutated = tuple(text.replace("if locker <> top then", "if false then") for text in mutated)
+
+    def without_lock(text: str) -> str:
+        if "{schema}fence(" not in text:
+            return text
+        # Nothing is locked, so nothing shows who locked it: the look for savepoints would refuse everything.
+        assert text.count("for share of r") == text.count("if locker <> top then") == 1
+        return text.replace("for share of r", "").replace("if locker <> top then", "if false then")
+
+    mutated = tuple(replace(one, functions=tuple(map(without_lock, one.functions))) for one in MIGRATIONS)
+    assert mutated[0] != MIGRATIONS[0]
+    assert mutated[-1] != MIGRATIONS[-1], "which replaces it"
     connector = PostgresConnector(every_postgres_url, "mutated", 30.0, "tests")
     with contextlib.closing(connector.open("tests", 10.0)) as session:
-        schema.prepare(session, (schema.Migration(1, first.tables, mutated), *more))
+        migrations.prepare(session, mutated)
     at_commit, _, written = paused_leader(every_postgres_url, ledger, schema="mutated")
     assert at_commit == {"r": 2}, "the new term had begun"
     assert written == [1], "and the old one wrote after that"
@@ -499,7 +543,7 @@ def waiter_for_the_role(url):
 @contextlib.contextmanager
 def watcher_on(url):
     with contextlib.closing(PostgresConnector(url, "tenure", 30.0, "tests").open("watch", 10.0)) as session:
-        yield AdvisoryWatcher(session, AdvisorySentinel(session))
+        yield AdvisoryActions(session, AdvisorySentinel(session))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the waiter that was ended
@@ -536,12 +580,12 @@ class TestUnblock:
                 f"grant select, update on tenure.roles to {role}",
             )
             try:
-                with connected(postgres_server.url(database, user=role)) as strangers:
-                    strangers.execute("select 1 from tenure.roles for update")
+                with connected(postgres_server.url(database, user=role)) as foreign_lock_holders:
+                    foreign_lock_holders.execute("select 1 from tenure.roles for update")
                     with waiter_for_the_role(postgres_url) as (pid, waiting):
                         watcher.unblock("default", pid, bound_s=0.0)
                         assert waiting.is_alive()
-                        assert self.alive(strangers)
+                        assert self.alive(foreign_lock_holders)
             finally:
                 execute(postgres_url, f"drop owned by {role}", f"drop role {role}")
 
@@ -575,9 +619,114 @@ class TestUnblock:
             abandoned.execute("select 1 from tenure.roles for update")
             with tenure.Node(postgres_url, ttl=1) as node:
                 election = node.election("r")
-                assert old.ask(tenure.asks.Leave(old.id))
+                assert old.ask(messages.Leave(old.id))
                 assert election.wait(20).token >= 2
                 assert not self.alive(abandoned)
+
+
+# --- the least privileges -----------------------------------------------------------------------------------
+
+DEPOSING = [
+    *(f"update {{roles}} set {change}" for change in ("token = token + 1", "holder = null", "name = 'gone'")),
+    *(f"update {{roles}} set {change}" for change in ("namespace = 'gone'", "reserved_for = 'me'")),
+    "update {roles} set request_token = token",
+    "delete from {roles}",
+    "update {members} set ended_at = null",
+    "delete from {members}",
+    "update {terms} set resigned_at = null",
+]
+
+
+@contextlib.contextmanager
+def user_who_only_fences(server, url):
+    """The URL of a user with the privileges that docs/how-to/fence.md names, and no others."""
+    database, name = url.rpartition("/")[2], f"fencer_{url.rpartition('/')[2]}"
+    if url.startswith("mysql"):
+        server.execute(f"create user {name}@'%'")
+        grants = [
+            f"grant select on {database}.{table(url, granted)} to {name}@'%'"
+            for granted in ("roles", "members", "terms")
+        ]
+        grants.append(f"grant select, insert, update on {database}.{table(url, 'jobs')} to {name}@'%'")
+        gone = [f"drop user {name}@'%'"]
+    else:
+        server.execute(f"create role {name} login")
+        grants = [
+            f"grant usage on schema tenure to {name}",
+            f"grant select on all tables in schema tenure to {name}",
+            f"grant update (request_to) on tenure.roles to {name}",
+            f"grant insert, update on tenure.jobs to {name}",
+        ]
+        gone = [f"drop owned by {name}", f"drop role {name}"]
+    for grant in grants:
+        server.execute(grant, dbname=database)
+    try:
+        yield server.url(database, user=name)
+    finally:
+        for statement in gone:
+            server.execute(statement, dbname=database)
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_user_with_the_narrow_grant_fences_and_claims_and_deposes_nobody(kind, request, ledger):
+    url, server = request.getfixturevalue(f"{kind}_url"), request.getfixturevalue(f"{kind}_server")
+    with Desk(url) as desk, Desk(url) as other, user_who_only_fences(server, url) as narrow:
+        term = desk.lead("r")
+        with connected(narrow) as connection:
+            fence(connection, term)
+            assert job_runs.perform(connection, term, BOUND_S, job_runs.claim(term, "job", NOON))
+            assert other.acquire("r") == {}
+            connection.commit()
+        for statement in DEPOSING:
+            text = statement.format(**{name: table(url, name) for name in ("roles", "members", "terms")})
+            with (
+                connected(narrow) as connection,
+                pytest.raises((psycopg.errors.InsufficientPrivilege, pymysql.err.OperationalError), match="denied"),
+            ):
+                connection.execute(text)
+        if kind == "postgres":
+            execute(narrow, "update tenure.roles set request_to = 'somebody'")
+            assert desk.ask(messages.Renew(desk.id)).alive
+        assert not is_fenced_off(url, term)
+        other.succeed(desk, "r")
+        assert is_fenced_off(narrow, term)
+
+
+# --- two-phase commit ---------------------------------------------------------------------------------------
+
+
+def psycopg_two_phase(url):
+    """A transaction in two phases: its connection, how to prepare it, how to commit it."""
+    connection = connect(url)
+    connection.tpc_begin("app")
+    return connection, connection.tpc_prepare, connection.tpc_commit
+
+
+def sqlalchemy_two_phase(url):
+    connection = sqlalchemy.create_engine(url.replace(":", "+psycopg:", 1), poolclass=NullPool).connect()
+    transaction = connection.begin_twophase()
+    return connection, transaction.prepare, transaction.commit
+
+
+def test_prepared_transaction_keeps_its_fence_until_it_is_committed(make_postgres_server, ledger):
+    """On PostgreSQL row locks outlive PREPARE TRANSACTION; on MariaDB they do not, and the fence is refused there."""
+    server = make_postgres_server(fsync=False, settings={"max_prepared_transactions": 2})
+    for begin in (psycopg_two_phase, sqlalchemy_two_phase):
+        url = server.create_database()
+        with Desk(url) as old, Desk(url) as new:
+            written = ledger(url)
+            connection, prepare, commit = begin(url)
+            with contextlib.closing(connection):
+                fence(connection, old.lead("r"), bound_s=0.1)
+                insert = "insert into ledger values (1)"
+                connection.execute(insert if begin is psycopg_two_phase else sqlalchemy.text(insert))
+                prepare()
+                assert new.end(old.id)
+                assert execute(url, "select pg_sleep(0.3)"), "longer than the bound, which ends no prepared one"
+                assert new.acquire("r", patient=True) == {}, "the old term is not over"
+                commit()
+            assert written.tokens == [1]
+            assert until(lambda: new.acquire("r", patient=True), "takeover") == {"r": 2}
 
 
 def test_schema_of_the_tables_is_quoted_in_the_fence(postgres_url):

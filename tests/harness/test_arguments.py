@@ -7,9 +7,13 @@ import sys
 
 import pytest
 
-from tests.cluster import ROOT
+from tests.support.cluster import ROOT
 
-TORTURE, EXPLORE, BESIDE = ["-m", "tests.faults"], ["-m", "tests.exploration"], ["benchmarks/beside.py"]
+TORTURE, EXPLORE, BESIDE = (
+    ["-m", "tests.verification.torture"],
+    ["-m", "tests.verification.exploration"],
+    ["benchmarks/beside.py"],
+)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import pytest
 from benchmarks.peers import entrants, report
 from benchmarks.peers.counting import CountingLine
 from tests.conftest import INSTALLATIONS, NO_POSTGRES, missing
-from tests.desk import until
+from tests.support.store_by_hand import until
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "beside.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "beside.py"
 
 
 def made_up(everybody, quick_ms):

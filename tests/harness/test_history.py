@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.history import (
+from tests.support.history import (
     History,
     Recorder,
     leaderless,
@@ -29,7 +29,7 @@ from tests.history import (
     violations,
 )
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 MS = 1_000_000
 ROLE = "scheduler"
 
@@ -329,7 +329,7 @@ def test_all_kinds_of_lines_come_back(tmp_path):
 def test_killed_process_leaves_whole_lines(tmp_path):
     path = tmp_path / "a.jsonl"
     program = (
-        "import sys; from tests.history import Recorder\n"
+        "import sys; from tests.support.history import Recorder\n"
         "recorder = Recorder(sys.argv[1], 'a', heartbeat_s=0)\n"
         "while True: recorder.sample('scheduler', lambda: True, lambda: 1); print(flush=True)"
     )
@@ -358,7 +358,7 @@ def test_torn_last_line_is_counted_and_any_other_is_an_error(tmp_path):
 def test_forked_child_answers_for_its_own_reads_only(tmp_path, believed):
     path = tmp_path / "a.jsonl"
     program = (
-        "import os, sys; from tests.history import Recorder\n"
+        "import os, sys; from tests.support.history import Recorder\n"
         "recorder = Recorder(sys.argv[1], 'a', heartbeat_s=1)\n"
         "for _ in range(3): recorder.sample('scheduler', lambda: True, lambda: 1)\n"
         "child = os.fork()\n"

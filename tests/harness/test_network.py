@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.network import SERVER_ADDRESS, Network
+from tests.support.network import SERVER_ADDRESS, Network
 
 pytestmark = pytest.mark.harness
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 PORT = 7000
 SILENCE_S = 1.0
 PATIENCE_S = 15.0
@@ -188,7 +188,7 @@ def test_nothing_is_left_when_the_block_ends(network):
 
 def test_nothing_is_left_when_the_process_is_killed(network):
     program = (
-        "import time; from tests.network import Network\n"
+        "import time; from tests.support.network import Network\n"
         "network = Network(); print(network.client, network.server, flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", program]

@@ -10,9 +10,9 @@ import psutil
 import psycopg
 import pytest
 
-from tests import servers
-from tests.poolers import PgBouncer, PoolerFailed
-from tests.test_servers import assert_cleaned_up_after, needs_root
+from tests.harness.test_servers import assert_cleaned_up_after, needs_root
+from tests.support import servers
+from tests.support.poolers import PgBouncer, PoolerFailed
 
 pytestmark = pytest.mark.harness
 
@@ -114,7 +114,7 @@ def test_nothing_is_left_of_a_pooler_that_was_closed(postgres_server, make_pgbou
 
 def test_nothing_is_left_of_a_pooler_whose_test_process_was_killed(postgres_server, make_pgbouncer):
     program = (
-        "import sys, time; from types import SimpleNamespace; from tests.poolers import PgBouncer\n"
+        "import sys, time; from types import SimpleNamespace; from tests.support.poolers import PgBouncer\n"
         f"pooler = PgBouncer(SimpleNamespace(listen='127.0.0.1', port={postgres_server.port})); pooler.start()\n"
         "print(pooler.pid, pooler.log.parent, flush=True); time.sleep(60)"
     )

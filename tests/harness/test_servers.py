@@ -18,14 +18,14 @@ import psutil
 import psycopg
 import pytest
 
-from tests import servers
 from tests.conftest import missing
-from tests.desk import until
-from tests.servers import Installation, PostgresServer, ServerFailed, postgres_installations
+from tests.support import servers
+from tests.support.servers import Installation, PostgresServer, ServerFailed, postgres_installations
+from tests.support.store_by_hand import until
 
 pytestmark = pytest.mark.harness
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the question only arises for root")
 
@@ -33,8 +33,9 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the question only ari
 def run_pytest_without_postgres(**env):
     """One test that needs a server, in a pytest that finds none."""
     program = (
-        "import sys, pytest, tests.servers; tests.servers.postgres_installations = lambda: ();"
-        "sys.exit(pytest.main(['-p', 'no:cacheprovider', 'tests/test_servers.py', '-m', 'long', '-k', 'log_is_read']))"
+        "import sys, pytest, tests.support.servers; tests.support.servers.postgres_installations = lambda: ();"
+        "sys.exit(pytest.main(['-p', 'no:cacheprovider', 'tests/harness/test_servers.py', '-m', 'harness', '-k', "
+        "'log_is_read']))"
     )
     clean = {name: value for name, value in os.environ.items() if name != "CI"}
     command = [sys.executable, "-c", program]
@@ -283,7 +284,7 @@ def assert_cleaned_up_after(program):
 
 def test_nothing_is_left_of_a_server_whose_test_process_was_killed(postgres_server):
     program = (
-        "import sys, time; from tests.servers import PostgresServer\n"
+        "import sys, time; from tests.support.servers import PostgresServer\n"
         "server = PostgresServer(fsync=False); server.start()\n"
         "print(server.pid, server.socket_dir, flush=True); time.sleep(60)"
     )
@@ -292,7 +293,7 @@ def test_nothing_is_left_of_a_server_whose_test_process_was_killed(postgres_serv
 
 def test_forked_children_do_not_take_the_server_with_them(postgres_server):
     program = (
-        "import os, sys, time; from tests.servers import PostgresServer\n"
+        "import os, sys, time; from tests.support.servers import PostgresServer\n"
         "server = PostgresServer(fsync=False); server.start()\n"
         "if not (child := os.fork()): sys.exit()  # which runs the exit handlers\n"
         "os.waitpid(child, 0)\n"

@@ -15,7 +15,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 import tenure
 from tenure.integrations.apscheduler import current_run, leader_only
-from tests.frameworks.cluster import INSERT_RUN
+from tests.integrations.cluster import INSERT_RUN
 
 URL = os.environ["TENURE_URL"]
 

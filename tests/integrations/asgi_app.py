@@ -1,6 +1,6 @@
 """A Starlette application as a user would write it, and what tests need to see.
 
-Its scheduler writes a run every EVERY seconds, with its due time, under the fence. tests/frameworks/fastapi_app.py is
+Its scheduler writes a run every EVERY seconds, with its due time, under the fence. tests/integrations/fastapi_app.py is
 the same for FastAPI, which takes longer to import.
 """
 
@@ -18,7 +18,7 @@ from starlette.routing import Mount, Route
 import tenure
 from tenure.clock import now
 from tenure.integrations.asgi import LeaderOnly, health, tenure_lifespan
-from tests.frameworks.cluster import INSERT_RUN
+from tests.integrations.cluster import INSERT_RUN
 
 EVERY_S = float(os.environ.get("EVERY", "1"))
 KIND = {"AsyncNode": tenure.AsyncNode, "Node": tenure.Node}[os.environ.get("NODE_CLASS", "AsyncNode")]

@@ -1,4 +1,4 @@
-"""An application whose beats are tormented: `celery -A tests.frameworks.celery_beats beat|worker …`.
+"""An application whose beats are tormented: `celery -A tests.integrations.celery_beats beat|worker …`.
 
 The broker is a table in the same PostgreSQL (kombu's SQLAlchemy transport): no other server is needed, and a message is
 there as a whole or not at all, whenever its sender was killed.
@@ -12,7 +12,7 @@ from datetime import datetime
 import psycopg
 from celery import Celery
 
-from tests.frameworks.cluster import INSERT_RUN
+from tests.integrations.cluster import INSERT_RUN
 
 URL = os.environ["RUNS_URL"]
 

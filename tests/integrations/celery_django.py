@@ -1,6 +1,6 @@
-"""A Django project whose periodic tasks are in its tables: `celery -A tests.frameworks.celery_django beat|worker …`.
+"""A Django project whose periodic tasks are in its tables: `celery -A tests.integrations.celery_django beat|worker …`.
 
-`python -m tests.frameworks.celery_django` makes the tables and three tasks: every second, once at a time, and once
+`python -m tests.integrations.celery_django` makes the tables and three tasks: every second, once at a time, and once
 after a while. The beats elect one of them on Django's own database.
 """
 
@@ -16,7 +16,7 @@ from celery import Celery
 from django.conf import settings
 from psycopg.conninfo import conninfo_to_dict
 
-from tests.frameworks.cluster import INSERT_RUN
+from tests.integrations.cluster import INSERT_RUN
 
 URL = os.environ["RUNS_URL"]
 ROLE = "django-beat"

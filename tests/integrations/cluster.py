@@ -1,7 +1,7 @@
-"""Real replicas of an application, tormented: killed, stopped, started again; and what their runs then prove.
+"""Real replicas of an application that are killed, stopped and started again, and what their runs prove.
 
     def test_every_due_second_runs_at_most_once(postgres_url, tmp_path, record_property):
-        command = [sys.executable, "-m", "tests.frameworks.some_app"]
+        command = [sys.executable, "-m", "tests.integrations.some_app"]
         with Replicas(postgres_url, tmp_path, command, role="scheduler") as replicas:
             runs = replicas.torment(record_property)
             assert runs.duplicates == []
@@ -13,24 +13,25 @@ writes each run, with the moment at which it was *due*, into the table `runs` of
 
     connection.execute(INSERT_RUN, ("tick", due, term.token, os.environ["TENURE_NAME"], os.getpid()))
 
-fenced or not: that is the application's business. The table has no unique constraint, so nothing but the application
-keeps a second run out. An application without tokens writes null.
+fenced or not, as the application likes. The table has no unique constraint, so nothing but the application keeps a
+second run out. An application without tokens writes null.
 
-`torment()` waits until somebody works, and then, at random moments (the seed is printed; KILLS, PAUSES and SEED in the
-environment change what is done): four times kill -9, mostly of the leader, once in four of a standby, and whoever was
-killed is started again; twice SIGSTOP of the leader until its lease is over and another leads, then SIGCONT. After each
-fault it waits until somebody *works*: until a run was written that was due after it. In the end everybody gets SIGTERM.
-It fails if nobody works again, if a replica ends by itself, or if one does not end on SIGTERM. What it returns is
-described in tests/frameworks/runs.py. Where the block of `with` fails, the output of all processes is printed.
+`torment()` waits until a replica works. Then, at random moments, it kills four times (kill -9), mostly the leader and
+once in four a standby, and starts that replica again; and twice it stops the leader (SIGSTOP) until its lease is over
+and another leads, and continues it. The seed is printed; KILLS, PAUSES and SEED in the environment change what is done.
+After each fault it waits until a replica *works*: until a run was written that was due after the fault. In the end all
+replicas get SIGTERM. It fails if no replica works again, if a replica ends by itself, or if one ignores SIGTERM.
+tests/integrations/runs.py describes what it returns. If the block of `with` fails, the output of all processes is
+printed.
 
 * `command` and `environment` are the same for all, or functions of the replica's number (a port for each, say).
-* Who leads is asked of the tables of Tenure: the member that holds `role`, by its pid, which may be a child of the
-  replica (a worker of gunicorn). For anything else pass `who`, a function that returns the pid of the leader, or None,
-  and those of the others: `replicas.who_ran` takes the writer of the last run for the leader.
+* Tenure's tables say who leads: the member that holds `role`, by its pid, which may be a child of the replica (a worker
+  of gunicorn). For anything else pass `who`, a function that returns the pid of the leader, or None, and the pids of
+  the others: `replicas.who_ran` takes the writer of the last run for the leader.
 * One replica that has several workers, all of them members, is `size=1`: its workers are killed and stopped, and the
   master must replace them.
 * A process that is needed beside the replicas and left alone (Celery's worker) is started by `replicas.beside(…)`.
-* The steps of `torment()` are methods of their own (start, kill, pause, wait_for_work, terminate, runs), for tests
+* Each step of `torment()` is a method (start, kill, pause, wait_for_work, terminate, runs), for tests
   that do something else, such as a rolling restart.
 """
 
@@ -52,14 +53,14 @@ import psutil
 import psycopg
 
 from tenure import Registry, TenureError
-from tests.frameworks.runs import Fault, Run, Runs, clock, now
+from tests.integrations.runs import Fault, Run, Runs, clock, now
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 45.0
-"""How long a test waits for what should come: so long that a slow machine is no failure, and a hang is one."""
+"""How long a test waits for what should happen: long enough for a slow machine, and too short for a hang."""
 LOOK_EVERY_S = 0.1
 TTL_S = 2.0
 TAIL = 6000
@@ -159,7 +160,7 @@ class Replicas:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for process in self._everybody:
+        for process in self._all_processes:
             process.close()
         if kind is not None:
             self.explain()
@@ -172,7 +173,7 @@ class Replicas:
         pauses: int = 2,
         seed: int | None = None,
     ) -> Runs:
-        """Start everybody, do them harm, end them; return what they did meanwhile. KILLS, PAUSES and SEED go first."""
+        """Start all replicas, do them harm, end them; return their runs. KILLS, PAUSES and SEED take precedence."""
         kills, pauses = int(os.environ.get("KILLS", kills)), int(os.environ.get("PAUSES", pauses))
         seed = int(os.environ.get("SEED", random.randrange(2**32) if seed is None else seed))
         print(f"seed {seed}: {kills} kills, {pauses} pauses")
@@ -209,7 +210,7 @@ class Replicas:
         return process
 
     def kill(self, chance: random.Random, *, standby: bool = False) -> None:
-        """Kill -9 the leader, or somebody else; start it again, and wait until another works."""
+        """Kill -9 the leader, or another replica; start it again, and wait until another works."""
         leader = self.wait_for_leader()
         others = [pid for pid in self.who()[1] if pid != leader] or [
             replica.process.pid for replica in self.replicas if leader not in replica.pids
@@ -239,7 +240,7 @@ class Replicas:
         self.wait_for_work(at)
 
     def wait_for_leader(self, other_than: int | None = None) -> int:
-        """Wait until somebody leads, a process that lives; return its pid."""
+        """Wait until a living process leads; return its pid."""
         found: list[int] = []
 
         def leads() -> bool:
@@ -247,7 +248,7 @@ class Replicas:
             found[:] = [pid] if pid is not None and pid != other_than and psutil.pid_exists(pid) else []
             return bool(found)
 
-        self.wait_until(leads, "somebody to lead" if other_than is None else f"somebody to succeed pid {other_than}")
+        self.wait_until(leads, "a leader" if other_than is None else f"a successor of pid {other_than}")
         return found[0]
 
     def wait_for_work(self, since: datetime) -> None:
@@ -259,7 +260,7 @@ class Replicas:
         """Wait until it holds; fail if it does not in time, or if a replica ends meanwhile."""
         deadline = time.monotonic() + timeout
         while not condition():
-            self.check_running(*self._everybody)
+            self.check_running(*self._all_processes)
             assert time.monotonic() < deadline, f"waited {timeout:g} s for {what}"
             time.sleep(LOOK_EVERY_S)
 
@@ -304,7 +305,7 @@ class Replicas:
     # -- insides --
 
     @property
-    def _everybody(self) -> list[Process]:
+    def _all_processes(self) -> list[Process]:
         return [*self.replicas, *self._beside]
 
     def _how(self, number: int) -> tuple[Sequence[str], Mapping[str, str]]:
@@ -314,9 +315,9 @@ class Replicas:
         return command, {**own, **environment}
 
     def _signal(self, pid: int, number: signal.Signals, whom: str) -> Process:
-        """Send a signal to a process of ours, and to no other; return the replica that it belongs to."""
+        """Send a signal to a process of these replicas, and to no other; return its replica."""
         owners = [replica for replica in self.replicas if pid in replica.pids]
-        assert owners, f"pid {pid} is no process of these replicas"
+        assert owners, f"pid {pid} is not a process of these replicas"
         print(f"{clock(now())} {number.name} to {whom}: {owners[0].name}, pid {pid}")
         if number != signal.SIGCONT:
             self.faults.append(Fault(f"{number.name} of {whom}", now()))
@@ -324,12 +325,12 @@ class Replicas:
         return owners[0]
 
     def execute(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        """Run a statement on a connection of its own."""
+        """Run a statement on a new connection."""
         with psycopg.connect(self.url, autocommit=True, application_name="tests") as connection:
             cursor = connection.execute(text, parameters)
             return cursor.fetchall() if cursor.description else []
 
     def explain(self) -> None:
-        """Print what they said: pytest shows it beside the failure."""
-        for process in self._everybody:
+        """Print their output: pytest shows it beside the failure."""
+        for process in self._all_processes:
             print(process.output())

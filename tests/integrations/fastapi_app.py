@@ -1,4 +1,4 @@
-"""The application of tests/frameworks/asgi_app.py in FastAPI, and a path with a dependency."""
+"""The application of tests/integrations/asgi_app.py in FastAPI, and a path with a dependency."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import fastapi
 
 import tenure
 from tenure.integrations.asgi import term_of
-from tests.frameworks.asgi_app import lifespan, node, routes
+from tests.integrations.asgi_app import lifespan, node, routes
 
 app = fastapi.FastAPI(lifespan=lifespan)
 app.router.routes.extend(routes)

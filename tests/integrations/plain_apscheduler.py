@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 import psycopg
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from tests.frameworks.cluster import INSERT_RUN
+from tests.integrations.cluster import INSERT_RUN
 
 
 def tick() -> None:

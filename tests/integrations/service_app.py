@@ -1,4 +1,4 @@
-"""A replica with one service and nothing else: `python -m tests.frameworks.service_app coroutine`, or `thread`.
+"""A replica with one service and nothing else: `python -m tests.integrations.service_app coroutine`, or `thread`.
 
 The coroutine goes by the clock and claims each second. The thread goes by the table: it does every second after the
 last one that is there, so that what a failover delayed is done late, and not left out.
@@ -13,7 +13,7 @@ import sys
 from datetime import datetime, timedelta, timezone
 
 import tenure
-from tests.frameworks.cluster import INSERT_RUN
+from tests.integrations.cluster import INSERT_RUN
 
 SECOND = timedelta(seconds=1)
 ME = (os.environ.get("TENURE_NAME"), os.getpid())

@@ -1,4 +1,4 @@
-"""APScheduler on every replica, at work on the leader: whatever happens, a run is somebody's and nobody else's."""
+"""APScheduler on every replica, of which the leader's works: whatever happens, one replica makes each run."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_ERROR
 from apscheduler.executors.pool import ProcessPoolExecutor
+from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.blocking import BlockingScheduler
+from apscheduler.triggers.base import BaseTrigger
 from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger
 from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 import tenure
-from tenure import ConfigError, LeadershipLost
+from tenure import ConfigError, LeadershipLost, NotCommitted
 from tenure.integrations import job_name
-from tenure.integrations.apscheduler import AlreadyRan, current_run, dues, leader_only
-from tenure.integrations.apscheduler.leading import Leading
-from tests import desk
-from tests.desk import execute
-from tests.frameworks.cluster import PATIENCE_S, ROOT, Process, Replicas
+from tenure.integrations.apscheduler import AlreadyRan, NotDone, current_run, due_times, leader_only
+from tenure.integrations.apscheduler.scheduler import Leading
+from tests.integrations.cluster import PATIENCE_S, ROOT, Process, Replicas
+from tests.support import store_by_hand as desk
+from tests.support.store_by_hand import execute
 
 until = functools.partial(desk.until, timeout=PATIENCE_S)
 UTC = timezone.utc
@@ -166,15 +168,15 @@ NOON = datetime(2025, 6, 1, 12, tzinfo=UTC)
     ids=lambda value: type(value).__name__,
 )
 def test_due_times_follow_from_the_trigger_alone(trigger, due):
-    found, more = dues.between(trigger, NOON - dues.TICK, NOON + 15 * SECOND, 10)
-    assert ([round((one - NOON).total_seconds(), 3) for one in found], more) == (due, False)
+    found, more, _ = due_times.between(trigger, NOON - due_times.TICK, NOON + 15 * SECOND, 10)
+    assert ([round((moment - NOON).total_seconds(), 3) for moment in found], more) == (due, False)
 
 
 def test_newest_of_many_due_times_are_found_without_counting_them_all():
     trigger = IntervalTrigger(seconds=1, start_date=NOON)
     began = time.process_time()
-    found, more = dues.between(trigger, NOON, NOON + timedelta(days=3650), 3)
-    assert ([NOON + timedelta(days=3650) - one for one in found], more) == ([2 * SECOND, SECOND, 0 * SECOND], True)
+    found, more, _ = due_times.between(trigger, NOON, NOON + timedelta(days=3650), 3)
+    assert ([NOON + timedelta(days=3650) - due for due in found], more) == ([2 * SECOND, SECOND, 0 * SECOND], True)
     assert time.process_time() - began < 5
 
 
@@ -183,7 +185,7 @@ def test_newest_of_many_due_times_are_found_without_counting_them_all():
 
 def test_jobs_without_an_id_of_their_own_are_refused_where_they_are_added(sqlite_url):
     scheduler, node = BackgroundScheduler(), tenure.Node(sqlite_url)
-    complaint = r"job 'work' has no id of its own, .*: add_job\(…, id='work'\)"
+    complaint = r"job 'work' has no id, .*: give it one, as in add_job\(…, id='work'\)"
     scheduler.add_job(work, "interval", hours=1)
     with pytest.raises(ConfigError, match=complaint):
         leader_only(scheduler, node)
@@ -219,14 +221,14 @@ def test_what_cannot_be_led_is_refused_with_a_remedy(sqlite_url):
         with pytest.raises(ConfigError, match=complaint):
             leader_only(scheduler, node or tenure.Node(sqlite_url), **options)
 
-    refused(BlockingScheduler(), "a BlockingScheduler cannot be led: use a BackgroundScheduler")
+    refused(BlockingScheduler(), "a BlockingScheduler cannot be used: use a BackgroundScheduler")
     refused(AsyncIOScheduler(), "use an AsyncNode")
     refused(BackgroundScheduler(), "delivery='exactly-once' must be one of 'at-most-once'", delivery="exactly-once")
     refused(BackgroundScheduler(), "catch_up=0 must be", catch_up=0)
     refused(BackgroundScheduler(executors={"many": ProcessPoolExecutor(1)}), "executor 'many' is a process pool")
     started = BackgroundScheduler()
     started.start(paused=True)
-    refused(started, r"leave scheduler\.start\(\) out")
+    refused(started, r"already running: do not call scheduler\.start\(\)")
     started.shutdown()
 
 
@@ -255,7 +257,7 @@ def test_standby_runs_nothing_until_it_leads_and_then_goes_on_in_the_same_phase(
     assert {token for *_, token in runs.made} == {1, 2}
 
 
-def test_run_under_way_is_waited_for_before_anybody_else_leads(sqlite_url):
+def test_run_under_way_is_waited_for_before_another_node_leads(sqlite_url):
     runs.hold.clear()
     with led(sqlite_url, every_second()) as (node, _), tenure.Node(sqlite_url) as other:
         runs.wait()
@@ -336,7 +338,7 @@ def test_missed_runs_are_coalesced_into_the_last(sqlite_url):
     assert second - first == 3 * SECOND
 
 
-def test_run_that_somebody_else_has_claimed_meanwhile_does_not_run(sqlite_url):
+def test_run_that_another_node_has_claimed_meanwhile_is_not_made(sqlite_url):
     errors = []
     with led(sqlite_url, every_second()) as (node, scheduler):
         scheduler.add_listener(lambda event: errors.append(event.exception), EVENT_JOB_ERROR)
@@ -412,6 +414,192 @@ def test_what_is_written_in_the_runs_own_transaction_is_written_once(sqlite_url)
     assert execute(sqlite_url, "select * from effects") == [(1,)]
 
 
+def test_run_whose_job_swallows_the_error_of_its_transaction_is_not_done(sqlite_url, caplog):
+    """What it wrote was rolled back, so the run is tried again."""
+    execute(sqlite_url, "create table effects (one integer)")
+
+    def swallow():
+        run = current_run()
+        with contextlib.suppress(ZeroDivisionError), run.transaction() as transaction:
+            transaction.execute("insert into effects values (1)")
+            runs.made.append((run.job, run.due, run.term.token))
+            if len(runs.made) == 1:
+                raise ZeroDivisionError
+
+    with led(sqlite_url, at(now(), func=swallow), delivery="at-least-once"):
+        first, again = runs.wait(2)
+        until(lambda: record(sqlite_url).done == again, "the mark")
+    assert first == again
+    assert execute(sqlite_url, "select * from effects") == [(1,)]
+    assert "was not committed, and is tried again" in caplog.text
+
+
+def test_run_that_never_commits_is_an_error_and_not_done(sqlite_url):
+    errors = []
+
+    def forget():
+        run = current_run()
+        runs.made.append((run.job, run.due, run.term.token))
+        with contextlib.closing(sqlite3.connect(sqlite_url.partition(":///")[2])) as connection:
+            run.finish(connection)
+            connection.rollback()
+
+    with led(sqlite_url, at(now(), func=forget), delivery="at-least-once") as (_, scheduler):
+        scheduler.add_listener(lambda event: errors.append(event.exception), EVENT_JOB_ERROR)
+        until(lambda: errors, "an error")
+        assert record(sqlite_url).done is None
+    assert [type(error) for error in errors] == [NotDone]
+    assert len(runs.made) == 3
+
+
+def test_run_that_the_server_rolled_back_is_tried_again(postgres_url, caplog):
+    """The job swallows the error of a statement, and the server rolls the transaction back at its end."""
+    execute(postgres_url, "create table effects (one integer)")
+
+    def swallow():
+        run = current_run()
+        with run.transaction() as transaction:
+            transaction.execute("insert into effects values (1)")
+            runs.made.append((run.job, run.due, run.term.token))
+            if len(runs.made) == 1:
+                with contextlib.suppress(psycopg.Error):
+                    transaction.execute("select 1 / 0")
+
+    with led(postgres_url, at(now(), func=swallow), delivery="at-least-once"):
+        first, again = runs.wait(2)
+        until(lambda: record(postgres_url).done == again, "the mark")
+    assert first == again
+    assert execute(postgres_url, "select * from effects") == [(1,)]
+    assert "tried again: NotCommitted(" in caplog.text
+
+
+def test_statement_that_commits_does_not_mark_the_run_without_what_follows(one_url):
+    """The job swallows NotCommitted, too; what followed the statement was rolled back, so the run is tried again."""
+    execute(one_url, "create table effects (one integer)")
+    commits = "create table another (one integer)" if one_url.startswith("mysql") else "commit"
+
+    def swallow():
+        run = current_run()
+        runs.made.append((run.job, run.due, run.term.token))
+        with contextlib.suppress(NotCommitted), run.transaction() as transaction:
+            if len(runs.made) == 1:
+                transaction.execute(commits)
+            transaction.execute("insert into effects values (1)")
+
+    with led(one_url, at(now(), func=swallow), delivery="at-least-once"):
+        first, again = runs.wait(2)
+        until(lambda: record(one_url).done == again, "the mark")
+    assert first == again
+    assert execute(one_url, "select * from effects") == [(1,)]
+
+
+def run_on_an_event_loop(url, job):
+    """Have a leader run a coroutine function at least once, until its run is done."""
+
+    async def main():
+        scheduler, node = AsyncIOScheduler(timezone=UTC), tenure.AsyncNode(url)
+        scheduler.add_job(**at(now(), func=job))
+        leader_only(scheduler, node, delivery="at-least-once")
+        async with node:
+            await asyncio.to_thread(runs.wait)
+            await asyncio.to_thread(until, lambda: record(url).done, "the mark")
+
+    asyncio.run(main())
+
+
+def test_task_that_is_cancelled_leaves_no_transaction_of_its_run_open(sqlite_url):
+    """By asyncio's own cancel(), which no shield stops, while a thread opens the transaction."""
+    execute(sqlite_url, "create table effects (one integer)")
+    kept = []
+
+    async def write(run):
+        kept.append(run.transaction())  # or the garbage collector would close what was left open
+        async with kept[-1] as transaction:
+            await transaction.execute("insert into effects values (1)")
+
+    async def hurry():
+        run = current_run()
+        runs.made.append((run.job, run.due, run.term.token))
+        if len(runs.made) > 1:
+            await write(run)
+            return
+        with contextlib.closing(sqlite3.connect(sqlite_url.partition(":///")[2])) as stranger:
+            stranger.execute("begin immediate")  # so it takes long to open
+            task = asyncio.create_task(write(run))
+            await asyncio.sleep(0.2)
+            task.cancel()
+            await asyncio.sleep(0.2)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    run_on_an_event_loop(sqlite_url, hurry)
+    first, again = runs.dues()
+    assert first == again
+    assert execute(sqlite_url, "select * from effects") == [(1,)]
+
+
+def test_task_that_is_cancelled_waits_for_the_commit_of_its_run(postgres_url, caplog):
+    execute(
+        postgres_url,
+        "create table effects (one integer)",
+        "create function wait() returns trigger language plpgsql as 'begin perform pg_sleep(1); return null; end'",
+        "create constraint trigger wait after insert on effects deferrable initially deferred"
+        " for each row execute function wait()",
+    )
+
+    async def write(run, written):
+        async with run.transaction() as transaction:
+            await transaction.execute("insert into effects values (1)")
+            written.set()
+
+    async def hurry():
+        run, written = current_run(), asyncio.Event()
+        runs.made.append((run.job, run.due, run.term.token))
+        task = asyncio.create_task(write(run, written))
+        await written.wait()
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    run_on_an_event_loop(postgres_url, hurry)
+    assert len(runs.made) == 1
+    assert "tried again" not in caplog.text
+    assert execute(postgres_url, "select * from effects") == [(1,)]
+
+
+def test_run_that_raises_after_its_commit_is_done(sqlite_url):
+    def fail_late():
+        with current_run().transaction():
+            work()
+        raise ZeroDivisionError
+
+    with led(sqlite_url, at(now(), func=fail_late), delivery="at-least-once"):
+        runs.wait()
+        until(lambda: record(sqlite_url).done, "the mark")
+        time.sleep(1)
+    assert len(runs.made) == 1
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["run.transaction()", "run.finish()"])
+def test_run_may_mark_itself_at_most_once_too(sqlite_url, own):
+    """Its claim has marked it already."""
+
+    def mark():
+        run = current_run()
+        if own:
+            with run.transaction():
+                work()
+            return
+        with contextlib.closing(sqlite3.connect(sqlite_url.partition(":///")[2])) as connection:
+            run.finish(connection)
+            connection.commit()
+            work()
+
+    with led(sqlite_url, at(now(), func=mark)):
+        runs.wait()
+
+
 def test_run_is_marked_as_done_once_and_by_one(sqlite_url):
     caught = []
 
@@ -438,9 +626,103 @@ def test_run_is_marked_as_done_once_and_by_one(sqlite_url):
 
     with led(sqlite_url, at(now(), func=twice, id="twice"), at(now(), func=late, id="late"), delivery="at-least-once"):
         until(lambda: len(caught) == 2, "two complaints")
-    one, other = sorted(caught, key=lambda text: "once in a run" in text)
-    assert "it, or a later one, was marked as done before" in one
-    assert "was marked as done already: once in a run" in other
+    one, other = sorted(caught, key=lambda text: "open it once" in text)
+    assert "this run, or a later one, was marked as done before" in one
+    assert "was opened already: open it once per run" in other
+
+
+# --- settings that change between two releases ----------------------------------------------------------------
+
+
+def test_change_to_at_least_once_repeats_nothing(sqlite_url):
+    """A run that was claimed at most once is over, and the next delivery must know that."""
+    with led(sqlite_url, every_second()):
+        found = runs.wait(3)
+    assert record(sqlite_url).done == record(sqlite_url).claimed == found[-1]
+    runs.made.clear()
+    with led(sqlite_url, every_second(), delivery="at-least-once"):
+        later = runs.wait(2)
+    assert later == [found[-1] + (n + 1) * SECOND for n in range(len(later))]
+
+
+@pytest.mark.parametrize("done", [None, 10 * SECOND], ids=["never", "before"])
+def test_runs_that_an_older_release_has_not_marked_are_not_repeated_but_for_the_last(sqlite_url, caplog, done):
+    """Nobody can tell whether the last one was begun at least once: it is repeated, and the log says so."""
+    last = whole_second()
+    history(sqlite_url, anchor=last - HOUR, claimed=last, done=done and last - done)
+    with led(sqlite_url, every_second(), delivery="at-least-once"):
+        found = runs.wait(3)
+    assert found == [last + n * SECOND for n in range(len(found))]
+    assert f"job 'job': the run due {last} was begun and is not marked as done; it is repeated" in caplog.text
+
+
+def test_at_most_once_marks_what_an_older_release_has_left(sqlite_url, caplog):
+    """Even if the job does not run meanwhile: a job of once a month, say."""
+    caplog.set_level("INFO", "tenure.apscheduler")
+    last = whole_second() - HOUR
+    history(sqlite_url, anchor=last - HOUR, claimed=last)
+    with led(sqlite_url, every_second(hours=24)):
+        until(lambda: record(sqlite_url).done == last, "the mark")
+    assert "it is not repeated: delivery is 'at-most-once'" in caplog.text
+    with led(sqlite_url, every_second(hours=24), delivery="at-least-once") as (_, scheduler):
+        until(lambda: scheduler.state == 1, "work")
+    assert runs.made == []
+
+
+def test_job_that_is_renamed_under_a_run_that_is_not_done_is_told(sqlite_url, caplog):
+    last = whole_second()
+    history(sqlite_url, anchor=last - HOUR, claimed=last, done=last - SECOND)
+    with led(sqlite_url, every_second(id="new name"), delivery="at-least-once"):
+        runs.wait(job="new name")
+    assert f"job 'job': the run due {last} was begun and is not marked as done; it is left alone" in caplog.text
+
+
+def test_runs_that_misfire_grace_time_leaves_out_are_told(sqlite_url, caplog):
+    last = whole_second() - 20 * SECOND
+    history(sqlite_url, anchor=last - HOUR, claimed=last, done=last)
+    with led(sqlite_url, every_second(seconds=3, misfire_grace_time=2)):
+        runs.wait()
+    assert re.search(r"[567] runs were missed and are left out: misfire_grace_time is 2 s", caplog.text)
+
+
+def test_two_jobs_of_one_name_are_told(sqlite_url, caplog):
+    scheduler = BackgroundScheduler(timezone=UTC, jobstores={"mail": MemoryJobStore()})
+    scheduler.add_job(work, "interval", hours=1, id="mail:job")
+    scheduler.add_job(work, "interval", hours=1, id="job", jobstore="mail")
+    node = tenure.Node(sqlite_url)
+    leader_only(scheduler, node)
+    with node:
+        until(lambda: scheduler.state == 1, "work")
+    assert "have the same name in the database, 'mail:job'" in caplog.text
+
+
+# --- triggers that do not advance -----------------------------------------------------------------------------
+
+
+class Stuck(BaseTrigger):
+    """Due at the same moment for ever."""
+
+    def __init__(self, moment):
+        self.moment = moment
+
+    def get_next_fire_time(self, previous_fire_time, now):  # noqa: ARG002
+        return self.moment
+
+    def __str__(self):
+        return "stuck"
+
+
+def test_trigger_that_does_not_advance_pauses_its_job_and_no_other(sqlite_url, caplog):
+    last = whole_second() - 5 * SECOND
+    history(sqlite_url, anchor=last - HOUR, claimed=last, done=last)
+    stuck = {"func": work, "trigger": Stuck(last - SECOND), "id": "job", "next_run_time": last}
+    with led(sqlite_url, stuck, every_second(id="good"), delivery="at-least-once") as (_, scheduler):
+        runs.wait(2, job="good")
+        assert scheduler.get_job("job").next_run_time is None
+    assert runs.dues() == []
+    assert "its trigger <" in caplog.text
+    assert "so it is paused; fix the trigger, then call resume_job('job')" in caplog.text
+    assert "trigger stuck does not advance" in caplog.text
 
 
 # --- shared job stores --------------------------------------------------------------------------------------
@@ -484,13 +766,13 @@ def test_job_that_any_replica_adds_to_a_shared_store_is_found_by_the_leader(sqli
 
 @pytest.mark.parametrize("delivery", ["at-most-once", "at-least-once"])
 def test_job_of_a_shared_store_stays_until_its_last_run_is_done(sqlite_url, delivery):
-    """Else who dies in the middle of it would leave nothing to be repeated."""
+    """Otherwise a node that dies in the middle of it would leave no run to be repeated."""
     runs.hold.clear()
     job = at(now() + SECOND, replace_existing=True)
     with led(sqlite_url, job, store=shared(sqlite_url), delivery=delivery) as (_, scheduler):
         runs.wait()
         if delivery == "at-least-once":
-            until(lambda: [one.next_run_time for one in scheduler.get_jobs()] == [None], "no next run")
+            until(lambda: [job.next_run_time for job in scheduler.get_jobs()] == [None], "no next run")
         runs.hold.set()
         until(lambda: scheduler.get_jobs() == [] and record(sqlite_url) is None, "nothing left of it")
     assert len(runs.made) == 1
@@ -517,7 +799,7 @@ def test_leader_whose_term_is_over_does_not_touch_a_shared_store(sqlite_url):
         scheduler.start(paused=True)
         due = now() - SECOND
         scheduler.add_job(**every_second(next_run_time=due))
-        leading._workshop.open(term, {})
+        leading._executor.open(term, {})
         scheduler.resume()
         time.sleep(1)
         assert [job.next_run_time for job in scheduler.get_jobs()] == [due]
@@ -552,7 +834,7 @@ def test_error_of_a_job_store_does_not_end_the_scheduler(sqlite_url, caplog):
     with led(sqlite_url, every_second(), store=store, delivery="at-least-once"):
         runs.wait()
         update, store.update_job = store.update_job, None
-        until(lambda: "could not look for due jobs" in caplog.text, "an error")
+        until(lambda: "could not check for due jobs" in caplog.text, "an error")
         store.update_job = update
         number = len(runs.made)
         runs.wait(number + 3)
@@ -585,11 +867,11 @@ def test_example_reports_every_second_whoever_leads(postgres_url, tmp_path):
             command = [sys.executable, "examples/apscheduler_jobs.py"]
             processes.append(Process(f"replica-{number}", command, told, tmp_path))
             stack.callback(processes[-1].close)
-        [leader] = until(lambda: [one for one in processes if "token 1" in one.output()], "one to lead")
+        [leader] = until(lambda: [process for process in processes if "token 1" in process.output()], "a leader")
         leader.process.kill()
         leader.wait()
-        others = [one for one in processes if one is not leader]
-        until(lambda: any("token 2" in one.output() for one in others), "another to lead")
+        others = [process for process in processes if process is not leader]
+        until(lambda: any("token 2" in process.output() for process in others), "another to lead")
         for process in others:
             process.process.send_signal(signal.SIGTERM)
         assert [process.wait() for process in others] == [0, 0]
@@ -620,7 +902,7 @@ def test_program_of_the_page_runs(postgres_url, tmp_path):
 
 
 def command(variant):
-    return [sys.executable, "-m", "tests.frameworks.apscheduler_app", variant]
+    return [sys.executable, "-m", "tests.integrations.apscheduler_app", variant]
 
 
 def test_every_due_second_runs_at_most_once(postgres_url, tmp_path, record_property):

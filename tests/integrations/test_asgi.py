@@ -20,9 +20,9 @@ from starlette.websockets import WebSocketDisconnect
 
 import tenure
 from tenure.integrations.asgi import LeaderOnly, health, tenure_lifespan
-from tests.desk import until
-from tests.frameworks.cluster import TABLE, Replicas
-from tests.frameworks.web import TestClient, WebSocketDenialResponse, free_port, replica, uvicorn
+from tests.integrations.cluster import TABLE, Replicas
+from tests.integrations.web import TestClient, WebSocketDenialResponse, free_port, replica, uvicorn
+from tests.support.store_by_hand import until
 
 ROLE = "scheduler"
 LOOPS = ("asyncio", "trio")
@@ -132,7 +132,7 @@ def test_a_leader_that_lingers_stays_until_another_is_here_to_stay(sqlite_url):
     thread.start()
     served.wait()
     time.sleep(1)
-    assert not over.is_set(), "nobody else stands"
+    assert not over.is_set(), "there is no other candidate"
     with tenure.Node(sqlite_url, name="new") as other:
         assert other.election(ROLE).wait(30).token == 2
         thread.join(30)
@@ -280,7 +280,7 @@ def test_health_answers_at_once_and_tells_nothing_while_the_database_is_gone(mak
             answers += [server.ask(path) for path in ("/tenure/healthz", "/tenure/leader", "/guarded/")]
             assert time.monotonic() - began < 5
         assert [answer.status_code for answer in answers[-3:]] == [200, 503, 503]
-        assert answers[-2].json()["leader"] is None, "it led itself, and nobody is known to since"
+        assert answers[-2].json()["leader"] is None, "it led itself, and knows of no leader since"
         assert "the lease was last renewed" in server.ask("/tenure/readyz").json()["problems"][0]
         assert server.ask("/").status_code == 200
         assert not [answer.text for answer in answers if "canary" in answer.text or "postgres" in answer.text]
@@ -289,7 +289,7 @@ def test_health_answers_at_once_and_tells_nothing_while_the_database_is_gone(mak
         server.wait_for("/tenure/leader")
 
 
-def test_asking_for_a_role_makes_nobody_stand_for_it(sqlite_url):
+def test_asking_for_a_role_does_not_make_the_node_stand_for_it(sqlite_url):
     node = tenure.AsyncNode(sqlite_url)
     app = Starlette(routes=[Mount("/", health(node, "one", "two"))], lifespan=tenure_lifespan(node))
     with TestClient(app) as client:
@@ -363,17 +363,19 @@ except tenure.ConfigError as error:
     assert "pip install 'tenure[asgi]'" in done.stdout
 
 
-def test_what_is_no_node_and_what_is_no_role_is_refused():
+def test_values_that_make_no_sense_are_refused():
     with pytest.raises(tenure.ConfigError, match=r"must be a tenure\.AsyncNode or a tenure\.Node, not str"):
         health("sqlite:///x.db", ROLE)
     with pytest.raises(tenure.ConfigError, match="role"):
         health(tenure.AsyncNode("sqlite:///x.db"), "")
+    with pytest.raises(tenure.ConfigError, match="linger=-1 must be"):
+        tenure_lifespan(tenure.Node("sqlite:///x.db"), linger=-1)
 
 
 @pytest.mark.timeout(300)
 def test_four_replicas_under_uvicorn_run_every_due_second_at_most_once(postgres_url, tmp_path, record_property):
     ports = [free_port() for _ in range(4)]
-    command = lambda number: uvicorn("tests.frameworks.fastapi_app:app", ports[number])  # noqa: E731
+    command = lambda number: uvicorn("tests.integrations.fastapi_app:app", ports[number])  # noqa: E731
     with Replicas(postgres_url, tmp_path, command, role=ROLE) as replicas:
         runs = replicas.torment(record_property)
         assert runs.duplicates == []

@@ -1,7 +1,7 @@
-"""Celery's beat: one of many sends, and whoever leads next goes on where the last one stopped.
+"""Celery's beat: one of many sends, and the next leader continues where the last one stopped.
 
 Here are beats inside the test, on a real database, that send real messages to kombu's broker in memory. Beats as people
-start them are in tests/frameworks/test_celery_cluster.py.
+start them are in tests/integrations/test_celery_cluster.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from celery import Celery, schedules
 import tenure
 from tenure.integrations import job_name
 from tenure.integrations.celery import LeaderScheduler, latest_due, next_due
-from tests.frameworks.cluster import ROOT
+from tests.integrations.cluster import ROOT
+from tests.support.secrets import CANARY, assert_untold
 
 PATIENCE_S = 30.0
 NOON = datetime(2025, 6, 1, 12, tzinfo=timezone.utc)
@@ -126,7 +127,7 @@ def test_one_beat_sends_and_the_next_goes_on_in_phase(one_url, make_beat, inbox)
     assert tokens[0] < tokens[-1]
 
 
-def test_what_was_missed_while_nobody_led_is_sent_once(one_url, make_beat, inbox):
+def test_what_was_missed_without_a_leader_is_sent_once(one_url, make_beat, inbox):
     last = now() - timedelta(minutes=65)
     claim(one_url, "job", last)
     beat = make_beat(one_url, **every(600.0))
@@ -224,7 +225,7 @@ def test_the_headers_of_an_entry_stay_as_they_are(make_beat, inbox, sqlite_url):
     entry = beat.scheduler.schedule["job"]
     beat.tick_until(lambda: len(inbox.read()) >= 2)
     headers = [message.headers for message in inbox.read()]
-    assert [one["mine"] for one in headers] == [1] * len(headers)
+    assert [header["mine"] for header in headers] == [1] * len(headers)
     assert entry.options == beat.scheduler.schedule["job"].options == {"headers": {"mine": 1}}
 
 
@@ -273,7 +274,7 @@ def test_a_beat_outlives_its_database(make_postgres_server, make_beat, inbox, ca
     if takeover == "strict":
         beat.tick_until(lambda: "Beat waits for its database" in caplog.text, "a warning")
     beat.tick(3)
-    assert len(inbox.read()) == sent, "nobody knows what others have sent meanwhile"
+    assert len(inbox.read()) == sent, "it cannot know what others have sent meanwhile"
     server.start()
     beat.tick_until(lambda: len(inbox.read()) >= sent + 2)
     dues = inbox.dues()
@@ -307,8 +308,19 @@ def test_the_page_shows_how_to_read_the_last_runs(sqlite_url):
 
 
 def test_a_setting_that_does_not_exist_is_refused_with_those_that_do():
-    with pytest.raises(tenure.ConfigError, match=r"unknown settings tenure_tll: there are .*tenure_ttl"):
+    with pytest.raises(tenure.ConfigError, match=r"unknown settings tenure_tll: use only .*tenure_ttl"):
         Beat("sqlite:///:memory:", "queue", tenure_tll=3)
+
+
+def test_a_refused_setting_has_no_password_in_the_variables_of_its_traceback():
+    for url, conf in (
+        (f"postgresql://me:{CANARY}@host/db", {"tenure_tll": 3}),
+        (f"postgresql://me:{CANARY}@host:port/db", {}),
+        ("postgresql://me@host/db", {"tenure_password": CANARY + "\0"}),
+    ):
+        with pytest.raises(tenure.ConfigError) as error:
+            Beat(url, "queue", **conf)
+        assert_untold(error.value)
 
 
 def test_the_banner_needs_no_database_and_shows_the_role():
@@ -337,7 +349,7 @@ class Sun(schedules.BaseSchedule):
 
 
 class Mine(schedules.BaseSchedule):
-    """A schedule of somebody's own, which answers is_due() and no more."""
+    """A custom schedule that has is_due() only."""
 
 
 def app_in(zone: str) -> Celery:

@@ -9,8 +9,8 @@ import subprocess
 import sys
 
 from tenure import Registry
-from tests.desk import until
-from tests.frameworks.cluster import ROOT, Process, Replicas
+from tests.integrations.cluster import ROOT, Process, Replicas
+from tests.support.store_by_hand import until
 
 CELERY = [sys.executable, "-m", "celery"]
 
@@ -24,7 +24,7 @@ def worker(application: str) -> list[str]:
 
 
 def test_any_number_of_beats_send_each_run_at_most_once_and_keep_its_phase(postgres_url, tmp_path, record_property):
-    application, environment = "tests.frameworks.celery_beats", {"RUNS_URL": postgres_url}
+    application, environment = "tests.integrations.celery_beats", {"RUNS_URL": postgres_url}
     every = {"tick": 1.0, "phase": 5.0}
     with Replicas(
         postgres_url, tmp_path, beat(application), role="beat", environment=environment, every=every
@@ -43,7 +43,7 @@ def test_any_number_of_beats_send_each_run_at_most_once_and_keep_its_phase(postg
 def test_beats_of_django_tasks_send_each_run_at_most_once_and_a_single_one_only_once(
     postgres_url, tmp_path, record_property
 ):
-    application = "tests.frameworks.celery_django"
+    application = "tests.integrations.celery_django"
     environment = {"RUNS_URL": postgres_url, "TENURE_URL": ""}
     command = beat(application, "tenure.integrations.django_celery_beat:LeaderScheduler")
     every = {"tick": 1.0, "at a time": 1.0, "after a while": 4.0}

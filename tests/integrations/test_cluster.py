@@ -1,4 +1,4 @@
-"""The harness finds what it is there to find: in tables with planted faults, and in replicas that elect nobody."""
+"""The harness finds what it is there to find: in tables with planted faults, and in replicas that elect no leader."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from tests.frameworks.cluster import Replicas
-from tests.frameworks.runs import Fault, Run, Runs
+from tests.integrations.cluster import Replicas
+from tests.integrations.runs import Fault, Run, Runs
 
 NOON = datetime(2025, 6, 1, 12, tzinfo=timezone.utc)
 
@@ -69,9 +69,9 @@ def test_a_run_out_of_phase_is_found_and_is_no_missing_one():
     assert runs.missing == []
 
 
-def test_replicas_that_elect_nobody_are_found_out(postgres_url, tmp_path, record_property):
-    """The control: plain APScheduler in four processes, under the same torment as everybody else."""
-    command = [sys.executable, "-m", "tests.frameworks.plain_apscheduler"]
+def test_replicas_that_elect_no_leader_are_found_out(postgres_url, tmp_path, record_property):
+    """The control: plain APScheduler in four processes, with the same faults as the others."""
+    command = [sys.executable, "-m", "tests.integrations.plain_apscheduler"]
     with Replicas(postgres_url, tmp_path, command) as replicas:
         replicas.who = replicas.who_ran
         runs = replicas.torment(record_property, kills=2, pauses=1)

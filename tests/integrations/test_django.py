@@ -1,6 +1,6 @@
 """Django: real projects, real servers, and real tests of Django's own kinds.
 
-Each project runs in processes of its own: Django can be configured but once in a process.
+Each project runs in its own processes: Django can be configured only once in a process.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import psycopg
 import pytest
 
 from tenure import Node, Registry, TenureError
-from tests.canary import CANARY
 from tests.conftest import missing
-from tests.frameworks.cluster import PATIENCE_S, ROOT, Process, Replicas
-from tests.servers import free_port
+from tests.integrations.cluster import PATIENCE_S, ROOT, Process, Replicas
+from tests.support.secrets import CANARY
+from tests.support.servers import free_port
 
-HERE = ROOT / "tests" / "frameworks" / "django_project"
-SETTINGS = "tests.frameworks.django_project.settings"
+HERE = ROOT / "tests" / "integrations" / "django_project"
+SETTINGS = "tests.integrations.django_project.settings"
 DOCUMENT = ROOT / "docs" / "how-to" / "django.md"
 
 Done = subprocess.CompletedProcess
@@ -85,7 +85,7 @@ def leader(url: str, role: str) -> int | None:
 
 
 def test_the_fence_in_atomic_blocks_and_in_djangos_own_test_cases(one_url):
-    done = manage(one_url, "test", "tests.frameworks.django_project.ledger.fence_cases")
+    done = manage(one_url, "test", "tests.integrations.django_project.ledger.fence_cases")
     assert done.returncode == 0, done.stderr
     assert "Ran 26 tests" in done.stderr
 
@@ -93,9 +93,9 @@ def test_the_fence_in_atomic_blocks_and_in_djangos_own_test_cases(one_url):
 # --- settings -----------------------------------------------------------------------------------------------
 
 PROGRAM = """
-import json, sys
+import json, os
 from django.conf import settings
-given = json.loads(sys.argv[1])
+given = json.loads(os.environ.pop("GIVEN"))  # not in the list of processes, which other tests search for passwords
 if any(database["ENGINE"].endswith("mysql") for database in given["DATABASES"].values()):
     import pymysql
     pymysql.install_as_MySQLdb()
@@ -114,7 +114,7 @@ def arguments_of(tenure: dict[str, Any], **databases: dict[str, Any]) -> str:
             arguments["password"] = arguments["password"]()
         print(json.dumps(arguments))
     """)
-    done = python("-c", program, json.dumps({"TENURE": tenure, "DATABASES": databases}))
+    done = python("-c", program, GIVEN=json.dumps({"TENURE": tenure, "DATABASES": databases}))
     return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
 
 
@@ -167,8 +167,8 @@ def test_another_database_can_be_named_or_given():
 @pytest.mark.parametrize(
     ("tenure", "database", "complaint"),
     [
-        ({"ttl": 5}, SQLITE, "TENURE has 'ttl', and there are only DATABASE, URL,"),
-        ({"DATABASE": "other"}, SQLITE, "TENURE['DATABASE'] is 'other', and DATABASES has no such database"),
+        ({"ttl": 5}, SQLITE, "TENURE has the unknown key 'ttl': use only DATABASE, URL,"),
+        ({"DATABASE": "other"}, SQLITE, "TENURE['DATABASE'] is 'other', which is not in DATABASES"),
         ({"DATABASE": "default", "URL": "sqlite:///x"}, SQLITE, "both DATABASE and URL: leave one"),
         ({"PASSWORD": CANARY}, POSTGRES, "TENURE has PASSWORD without URL"),
         ({}, SQLITE | {"NAME": ":memory:"}, "in memory or a file: URI"),
@@ -176,7 +176,7 @@ def test_another_database_can_be_named_or_given():
         ({}, MYSQL | {"OPTIONS": {"read_default_file": "/my.cnf"}}, "the option 'read_default_file', which"),
         ({}, MYSQL | {"OPTIONS": {"ssl": {"cipher": "x"}}}, "has options about TLS, which only its driver"),
         ({}, POSTGRES | {"NAME": ""}, "DATABASES['default'] cannot be used"),
-        ({}, {"ENGINE": "django.db.backends.dummy"}, "is on unknown, and Tenure needs PostgreSQL"),
+        ({}, {"ENGINE": "django.db.backends.dummy"}, "is on unknown, but Tenure needs PostgreSQL"),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
@@ -185,6 +185,32 @@ def test_what_cannot_be_taken_over_is_named_with_a_remedy(tenure, database, comp
     assert said.startswith("tenure.errors.ConfigError: ")
     assert complaint in said
     assert CANARY not in said
+
+
+@pytest.mark.parametrize(
+    ("call", "tenure", "database"),
+    [
+        ("node_arguments()", {"URL": f"postgresql://me:{CANARY}@host/db", "ttl": 5}, SQLITE),
+        ("node_arguments()", {"URL": f"postgresql://me:{CANARY}@host/db", "DATABASE": "default"}, SQLITE),
+        ("node_arguments()", {"PASSWORD": CANARY}, POSTGRES),
+        ("node_arguments()", {}, POSTGRES | {"OPTIONS": {"tracing": 1, "sslpassword": CANARY}}),
+        ("call_command('tenure_status')", {"URL": f"postgresql://me:{CANARY}@host:port/db"}, SQLITE),
+        ("call_command('tenure_status')", {"URL": "postgresql://host/db", "PASSWORD": CANARY + "\0"}, SQLITE),
+    ],
+)
+def test_an_error_has_no_password_in_the_variables_of_its_traceback(call, tenure, database):
+    program = PROGRAM + textwrap.dedent(f"""
+        from django.core.management import call_command
+        from tenure.integrations.django import node_arguments
+        from tests.support.secrets import PIECE, _told_by
+        try:
+            {call}
+        except Exception as error:
+            error = error.with_traceback(error.__traceback__.tb_next)  # without this program, which knows it
+            print([text for text in _told_by(error) if PIECE in text])
+    """)
+    done = python("-c", program, GIVEN=json.dumps({"TENURE": tenure, "DATABASES": {"default": database}}))
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_a_password_is_asked_for_anew_with_each_connection_of_the_node():
@@ -197,16 +223,16 @@ def test_a_password_is_asked_for_anew_with_each_connection_of_the_node():
         arguments = node_arguments()
         print(arguments["password"](), arguments["password"]())
     """)
-    done = python("-c", program, json.dumps({"DATABASES": {"default": POSTGRES}}))
+    done = python("-c", program, GIVEN=json.dumps({"DATABASES": {"default": POSTGRES}}))
     assert done.stdout.split() == ["b", "c"], done.stderr
 
 
 def test_check_warns_of_settings_that_cannot_work():
     program = PROGRAM + "from django.core.management import call_command; call_command('check')"
     for tenure, found in (({"TTL": 5}, False), ({"TTL": "five"}, True)):
-        done = python("-c", program, json.dumps({"TENURE": tenure, "DATABASES": {"default": SQLITE}}))
+        done = python("-c", program, GIVEN=json.dumps({"TENURE": tenure, "DATABASES": {"default": SQLITE}}))
         assert done.returncode == 0
-        assert ("(tenure.W001) Tenure cannot elect anybody: ttl='five'" in done.stderr) is found, done.stderr
+        assert ("(tenure.W001) Tenure cannot elect a leader: ttl='five'" in done.stderr) is found, done.stderr
 
 
 def test_tls_that_django_requires_is_required_of_the_node(mariadb_url):
@@ -223,8 +249,8 @@ def test_tls_that_django_requires_is_required_of_the_node(mariadb_url):
 # --- the node of a process ----------------------------------------------------------------------------------
 
 
-def test_neither_commands_nor_imports_elect_anybody(sqlite_url):
-    for arguments in (["migrate", "--run-syncdb"], ["check"], ["shell", "-c", "import tests.frameworks"]):
+def test_neither_commands_nor_imports_start_an_election(sqlite_url):
+    for arguments in (["migrate", "--run-syncdb"], ["check"], ["shell", "-c", "import tests.integrations"]):
         assert manage(sqlite_url, *arguments).returncode == 0
     assert "no tables of Tenure" in manage(sqlite_url, "tenure_status").stderr
 
@@ -304,7 +330,7 @@ def test_a_database_that_is_away_keeps_no_server_from_starting():
     """)
     database = POSTGRES | {"HOST": "127.0.0.1", "PORT": free_port()}
     for tenure, said in (({}, "started\n"), ({"START": "raise"}, "")):
-        done = python("-c", PROGRAM + program, json.dumps({"TENURE": tenure, "DATABASES": {"default": database}}))
+        done = python("-c", PROGRAM + program, GIVEN=json.dumps({"TENURE": tenure, "DATABASES": {"default": database}}))
         assert done.stdout == said
         assert done.returncode == (0 if said else 1), done.stderr
         assert CANARY not in done.stderr
@@ -379,7 +405,7 @@ def test_tenure_run_runs_a_management_command_while_it_leads(postgres_url, tmp_p
 def test_tenure_run_says_what_it_cannot_run(sqlite_url):
     for arguments, code, said in (
         (["nothing"], 1, "there is no management command 'nothing'"),
-        (["--restart", "--no-wait", "work"], 1, "--restart goes on for ever"),
+        (["--restart", "--no-wait", "work"], 1, "--restart never exits"),
         (["--hold", "-1", "work"], 2, "-1.0 is not in the range"),
     ):
         done = manage(sqlite_url, "tenure_run", *arguments)
@@ -522,7 +548,7 @@ def test_under_runserver_one_process_stands_and_a_reload_hands_over(postgres_url
         eventually(lambda: shop.reminders(2), "its service to write")
         assert list(members(shop.url)) == [leader(shop.url, "scheduler")]
         with Registry(shop.url) as registry:
-            assert [past.reason for past in registry.history("scheduler", 2)] == [None, "left"]
+            assert [past.reason for past in registry.history("scheduler", 2)] == [None, "resigned"]
 
 
 # --- the example, and the cluster ---------------------------------------------------------------------------
@@ -560,7 +586,7 @@ def test_the_example_runs_as_it_says(tmp_path):
 
 
 def test_four_replicas_under_torment_run_every_due_second_at_most_once(postgres_url, tmp_path, record_property):
-    wsgi = "tests.frameworks.django_project.wsgi"
+    wsgi = "tests.integrations.django_project.wsgi"
     command = [sys.executable, "-m", "gunicorn", "--workers", "1", "--no-control-socket", "--bind", "127.0.0.1:0", wsgi]
     environment = {"DJANGO_SETTINGS_MODULE": SETTINGS}
     with Replicas(postgres_url, tmp_path, command, role="scheduler", environment=environment) as replicas:

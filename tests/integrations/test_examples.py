@@ -9,9 +9,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.desk import until
-from tests.frameworks.cluster import PATIENCE_S, ROOT, Process
-from tests.frameworks.web import Server, free_port, uvicorn
+from tests.integrations.cluster import PATIENCE_S, ROOT, Process
+from tests.integrations.web import Server, free_port, uvicorn
+from tests.support.store_by_hand import until
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -31,11 +31,11 @@ def test_one_of_three_schedules_and_all_answer(name, postgres_url, tmp_path):
             stack.callback(process.close)
             processes.append(process)
         until(lambda: all("answering" in process.output() for process in processes), "all to answer", PATIENCE_S)
-        [leader] = until(lambda: [one for one in processes if "token 1" in one.output()], "one to lead", PATIENCE_S)
+        [leader] = until(lambda: [app for app in processes if "token 1" in app.output()], "a leader", PATIENCE_S)
         leader.process.send_signal(signal.SIGTERM)
         assert leader.wait() == 0, leader.output()
-        others = [one for one in processes if one is not leader]
-        [after] = until(lambda: [one for one in others if "token 2" in one.output()], "another to lead", PATIENCE_S)
+        others = [app for app in processes if app is not leader]
+        [after] = until(lambda: [app for app in others if "token 2" in app.output()], "another leader", PATIENCE_S)
         for process in others:
             process.process.send_signal(signal.SIGINT)
         assert [process.wait() for process in others] == [0, 0]

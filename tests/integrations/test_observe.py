@@ -26,13 +26,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.parser import text_string_to_metric_families
 
 import tenure
-from tenure import meter
+from tenure import stats as meter
 from tenure.integrations import otel
 from tenure.integrations.prometheus import TenureCollector, observe
 from tests.conftest import missing
-from tests.desk import QUICK, Nodes, fork, until
-from tests.frameworks.cluster import ROOT, Process
-from tests.frameworks.web import free_port, gunicorn
+from tests.integrations.cluster import ROOT, Process
+from tests.integrations.web import free_port, gunicorn
+from tests.support.store_by_hand import QUICK, Nodes, fork, until
 
 PAGE = (ROOT / "docs" / "how-to" / "observe.md").read_text()
 ALERTS = ROOT / "ops" / "alerts.yml"
@@ -50,18 +50,20 @@ class Samples:
 
     def value(self, name, **labels):
         """The value of the one sample of that name that has these labels; None if there is none."""
-        found = [one.value for one in self.samples if one.name == name and labels.items() <= one.labels.items()]
+        found = [
+            sample.value for sample in self.samples if sample.name == name and labels.items() <= sample.labels.items()
+        ]
         assert len(found) < 2, (name, labels)
         return found[0] if found else None
 
     @property
     def labels(self):
         """Which labels the samples of each name have."""
-        return {one.name: set(one.labels) for one in self.samples if one.name.startswith("tenure_")}
+        return {sample.name: set(sample.labels) for sample in self.samples if sample.name.startswith("tenure_")}
 
 
 def scrape(port):
-    """The page behind a port; None if nobody answers there."""
+    """The page behind a port; None if no server answers."""
     try:
         answer = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10, trust_env=False)
     except httpx.TransportError:
@@ -87,7 +89,7 @@ def page(tmp_path_factory):
     node.leader_only("r", work)
     node.everywhere(work)
     with node:
-        until(lambda: [one.state for one in node.services()] == ["running", "running"], "services up")
+        until(lambda: [service.state for service in node.services()] == ["running", "running"], "services up")
         return shown(node)
 
 
@@ -100,7 +102,7 @@ def test_leadership_moves_from_one_page_to_the_other(postgres_url, tmp_path):
         ports, processes = {}, {}
         for name in ("a", "b"):
             ports[name] = free_port()
-            command = [sys.executable, "-m", "tests.frameworks.observed_app", str(ports[name])]
+            command = [sys.executable, "-m", "tests.integrations.observed_app", str(ports[name])]
             environment = {"TENURE_URL": postgres_url, "TENURE_NAME": name, "TENURE_TTL": "10"}
             processes[name] = Process(name, command, environment, tmp_path)
             stack.callback(processes[name].close)
@@ -126,7 +128,8 @@ def test_leadership_moves_from_one_page_to_the_other(postgres_url, tmp_path):
         until(lambda: reads(other, is_leader=1, token=2, service_up=1), "the other page", PATIENCE_S)
         after = until(lambda: reads(leader, is_leader=0, token=0, service_up=0), "the first page", PATIENCE_S)
         assert after.value("tenure_transitions_total", reason="resigned") == 1
-        until(lambda: scrape(ports[leader]).value("tenure_seconds_since_leader_seen") > 0, "seen from aside")
+        # No value while the node stands aside: its term was short.
+        until(lambda: (scrape(ports[leader]).value("tenure_seconds_since_leader_seen") or 0) > 0, "seen from aside")
 
         processes[other].process.kill()
         until(lambda: reads(leader, is_leader=1, token=3, service_up=1), "the first page again", PATIENCE_S)
@@ -150,7 +153,7 @@ def test_the_page_has_what_the_document_names_and_nothing_else(page):
 
 def test_every_kind_of_transition_is_there_from_the_start_and_documented(page):
     """At zero: a counter that appears at one has no increase that Prometheus could see."""
-    reasons = {one.labels["reason"] for one in page.samples if one.name == "tenure_transitions_total"}
+    reasons = {sample.labels["reason"] for sample in page.samples if sample.name == "tenure_transitions_total"}
     assert reasons == set(meter.TRANSITIONS)
     table = PAGE.partition("| `reason` | what happened |")[2].partition("\n- ")[0]
     assert (
@@ -164,7 +167,7 @@ def test_types_of_the_metrics_are_what_prometheus_expects(page):
     assert counters == {"tenure_transitions", "tenure_renewals_failed", "tenure_service_failures"}
     assert types["tenure_renewal_seconds"] == "histogram"
     assert set(types.values()) == {"counter", "gauge", "histogram"}
-    bounds = [(float(one.labels["le"]), one.value) for one in page.samples if one.name.endswith("_bucket")]
+    bounds = [(float(sample.labels["le"]), sample.value) for sample in page.samples if sample.name.endswith("_bucket")]
     assert bounds == sorted(bounds)
     assert bounds[-1] == (float("inf"), page.value("tenure_renewal_seconds_count"))
     assert page.value("tenure_build_info", version=tenure.__version__) == 1
@@ -209,7 +212,7 @@ def test_nodes_of_one_process_share_a_page(sqlite_url):
 
 def test_what_could_not_be_told_apart_is_refused(sqlite_url):
     node, twin = (tenure.Node(sqlite_url, name="a") for _ in range(2))
-    with pytest.raises(tenure.ConfigError, match="names that differ"):
+    with pytest.raises(tenure.ConfigError, match="need different names"):
         TenureCollector(node, twin)
     with pytest.raises(tenure.ConfigError, match="no node"):
         TenureCollector()
@@ -217,7 +220,7 @@ def test_what_could_not_be_told_apart_is_refused(sqlite_url):
     first = observe(node, registry=registry)
     with pytest.raises(tenure.ConfigError, match="shows nodes already"):
         observe(twin, registry=registry)
-    with pytest.raises(tenure.ConfigError, match="'x' is no node"):
+    with pytest.raises(tenure.ConfigError, match="'x' is not a node"):
         observe("x", registry=registry)
     registry.unregister(first)
     observe(twin, registry=registry)
@@ -262,8 +265,8 @@ def test_workers_of_gunicorn_have_a_page_each_as_the_document_says(postgres_url,
     def nodes():
         """Who shows itself on the ports of the workers, and whether it leads."""
         pages = [page for page in map(scrape, range(base, base + 6)) if page]
-        leads = [one for page in pages for one in page.samples if one.name == "tenure_is_leader"]
-        return {one.labels["node"]: one.value for one in leads}
+        leads = [sample for page in pages for sample in page.samples if sample.name == "tenure_is_leader"]
+        return {sample.labels["node"]: sample.value for sample in leads}
 
     try:
         until(lambda: sorted(nodes().values()) == [0, 1], "two pages, one leader", PATIENCE_S)
@@ -280,7 +283,7 @@ def test_workers_of_gunicorn_have_a_page_each_as_the_document_says(postgres_url,
 
 
 def free_ports(number):
-    """The first of some ports in a row that nobody listens on."""
+    """The first of some consecutive free ports."""
     while True:
         first = free_port()
         with contextlib.suppress(OSError, OverflowError), contextlib.ExitStack() as stack:
@@ -313,7 +316,7 @@ def expressions():
     """What the dashboard asks of Prometheus, with Grafana's variables filled in."""
     board = json.loads(DASHBOARD.read_text())
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    asked += [one["expr"] for one in board["annotations"]["list"]]
+    asked += [annotation["expr"] for annotation in board["annotations"]["list"]]
     filled = {"$__rate_interval": "5m", "$namespace": ".*", "$role": ".*"}
     for expression in asked:
         for variable, value in filled.items():
@@ -442,7 +445,7 @@ def test_doubts_and_losses_are_in_the_trace(postgres_server, postgres_url, traci
         postgres_server.execute(f"{sql} and pid <> pg_backend_pid()", dbname=postgres_url.rpartition("/")[2])
         assert term.wait_lost(20)
         election.wait(20)
-    first, second = (one for one in spans() if one.name == "tenure.term")
+    first, second = (span for span in spans() if span.name == "tenure.term")
     assert [event.name for event in first.events][:2] == ["suspended", "resumed"]
     assert first.attributes["tenure.reason"] == "the connection was cut"
     assert (first.status.status_code, first.status.description) == (trace.StatusCode.ERROR, "the connection was cut")
@@ -451,7 +454,7 @@ def test_doubts_and_losses_are_in_the_trace(postgres_server, postgres_url, traci
     assert first.context.trace_id != second.context.trace_id
 
 
-def test_terms_of_an_async_node_are_nobodys_request(sqlite_url, tracing):
+def test_terms_of_an_async_node_are_not_part_of_a_request(sqlite_url, tracing):
     provider, spans = tracing
 
     async def main():
@@ -462,7 +465,7 @@ def test_terms_of_an_async_node_are_nobodys_request(sqlite_url, tracing):
                 pass
 
     anyio.run(main)
-    spans_by_name = {one.name: one for one in spans()}
+    spans_by_name = {span.name: span for span in spans()}
     assert set(spans_by_name) == {"tenure.elected", "tenure.term", "request"}
     assert spans_by_name["tenure.elected"].parent is None
     assert spans_by_name["tenure.term"].attributes["tenure.reason"] == "resigned"

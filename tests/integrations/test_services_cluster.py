@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from tests.frameworks.cluster import Replicas
+from tests.integrations.cluster import Replicas
 
-APP = [sys.executable, "-m", "tests.frameworks.service_app"]
+APP = [sys.executable, "-m", "tests.integrations.service_app"]
 
 
 def test_a_coroutine_that_claims_each_second_runs_it_at_most_once(postgres_url, tmp_path, record_property):

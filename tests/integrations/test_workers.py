@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from tenure import Registry
-from tests.frameworks.cluster import PATIENCE_S, ROOT, Replicas
-from tests.frameworks.web import Client, free_port, gunicorn, uvicorn
+from tests.integrations.cluster import PATIENCE_S, ROOT, Replicas
+from tests.integrations.web import Client, free_port, gunicorn, uvicorn
 
 HOW_TO = "docs/how-to/workers.md"
-APP = "tests.frameworks.asgi_app:app"
+APP = "tests.integrations.asgi_app:app"
 UVICORN_WORKER = "uvicorn.workers.UvicornWorker"
-"""As a package of its own, uvicorn-worker, it is the same class."""
+"""The package uvicorn-worker has the same class."""
 EVERY_S = 0.1
 
 FOUR = ("--workers", "4")
@@ -57,7 +57,7 @@ class Workers(Replicas):
         os.kill(leader, signal.SIGKILL)
         deadline = time.monotonic() + PATIENCE_S
         while len(self.hand_overs()) == terms:
-            assert time.monotonic() < deadline, "nobody worked after the kill"
+            assert time.monotonic() < deadline, "no worker worked after the kill"
             time.sleep(EVERY_S)
         return self.hand_overs()[-1]
 
@@ -137,7 +137,7 @@ def test_a_rolling_restart_hands_over_without_a_gap(postgres_url, tmp_path, reco
         servers.wait_for_four()
         leader = servers.wait_for_leader()
         plain = servers.kill_leader()
-        killed = next(one for one in servers.replicas if one.process.pid == leader)
+        killed = next(replica for replica in servers.replicas if replica.process.pid == leader)
         killed.wait()
         killed.start()
         servers.wait_for_four()
@@ -174,7 +174,7 @@ def test_the_reloader_hands_over_to_the_new_code(postgres_url, tmp_path):
 WSGI_APP = """
 import os, time
 from datetime import datetime, timezone
-from tests.frameworks.cluster import INSERT_RUN
+from tests.integrations.cluster import INSERT_RUN
 
 EVERY_S = float(os.environ["EVERY"])
 

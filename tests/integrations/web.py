@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from tests.desk import until
-from tests.frameworks.cluster import PATIENCE_S, Process
+from tests.integrations.cluster import PATIENCE_S, Process
+from tests.support.store_by_hand import until
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -103,4 +103,4 @@ def replica(url: str, directory: Path, number: int, *, ttl: float = 10, **enviro
     port = free_port()
     name = f"replica-{number}"
     told = {"TENURE_URL": url, "TENURE_NAME": name, "TENURE_TTL": f"{ttl:g}", **environment}
-    return Server(name, port, uvicorn("tests.frameworks.fastapi_app:app", port), told, directory)
+    return Server(name, port, uvicorn("tests.integrations.fastapi_app:app", port), told, directory)

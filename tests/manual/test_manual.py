@@ -1,4 +1,4 @@
-"""Step by step: candidates without a thread, on their own connection and in transactions of the caller's."""
+"""Step by step: candidates without a thread, on their own connection and in the application's transactions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from sqlalchemy import orm
 from sqlalchemy.ext import asyncio as sa_asyncio
 
 import tenure
-from tenure import asks, manual
-from tenure.values import time_of
-from tests.desk import Desk, execute, fork, table, until
+from tenure import manual
+from tenure.core import messages
+from tenure.store.records import time_of
+from tests.support.store_by_hand import Desk, execute, fork, table, until
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PATIENCE_S = 100.0
 ROLE = "leader"
 
@@ -112,7 +113,7 @@ def run(me):
     manual.register_candidate(me)
     os.write(ready[1], b".")
     os.close(gate[1])
-    os.read(gate[0], 1)  # until everybody is ready
+    os.read(gate[0], 1)  # until every worker is ready
     seen = {}
     for beat in range(beats):
         leader = manual.elect(me)
@@ -121,7 +122,7 @@ def run(me):
         assert seen.setdefault(leader.token, leader.name) == leader.name
         assert leader.mine == (leader.name == me)
         if leader.mine and beat % 20 == 0:
-            os.close(os.open(flag, os.O_CREAT | os.O_EXCL))  # until this is gone nobody else may lead
+            os.close(os.open(flag, os.O_CREAT | os.O_EXCL))  # no other worker may lead until this is gone
             assert manual.is_leader(me)
             os.unlink(flag)
             manual.unregister_candidate(me)
@@ -158,7 +159,7 @@ def test_of_eight_processes_that_elect_two_hundred_times_never_two_lead_and_none
     leaders = {}
     for number in range(8):
         for token, name in json.loads((tmp_path / f"worker-{number}.json").read_text()).items():
-            assert leaders.setdefault(token, name) == name  # nobody saw another leader under the same token
+            assert leaders.setdefault(token, name) == name  # no worker saw another leader under the same token
     assert len(set(leaders.values())) > 1
 
 
@@ -166,8 +167,7 @@ def test_a_leader_that_calls_no_more_is_succeeded_when_it_has_expired_and_not_be
     first = manual.elect("first", expire=1)
     assert first.mine
     ((renewed,),) = execute(place, f"select renewed_at from {members(place)} where name = 'first'")
-    assert not manual.elect("second", expire=30).mine
-    second = until(lambda: (leader := manual.elect("second")) and leader.mine and leader)
+    second = until(lambda: (leader := manual.elect("second", expire=30)) and leader.mine and leader)
     assert second.token > first.token
     # By the database's own clock, whatever this machine was busy with: not before the expiry, and with the next beat.
     assert 1 <= (second.since - time_of(renewed)).total_seconds() < 20
@@ -210,24 +210,27 @@ def test_one_that_leaves_is_succeeded_at_once(place):
 
 def test_the_same_id_is_one_candidate_from_eight_threads_at_once(place):
     begin, failures = threading.Barrier(8), []
-    own = [manual._Place(place, "tenure", None) for _ in range(8)]  # as in eight processes: a connection each
+    own = [manual._OwnConnection(place, "tenure", None) for _ in range(8)]  # as in eight processes: a connection each
 
-    def register(place_of_mine):
-        place_of_mine.call("default", lambda booth: booth.holding(ROLE))  # connects
-        begin.wait()
+    def register(connection):
         try:
+            connection.call("default", lambda election: election.holding(ROLE))  # connects
+            begin.wait(PATIENCE_S)
             for number in range(5):
-                place_of_mine.call("default", lambda booth, name=f"same-{number}": booth.register(name, ROLE, None, 60))
+                connection.call(
+                    "default", lambda election, name=f"same-{number}": election.register(name, ROLE, None, 60)
+                )
         except Exception as error:  # noqa: BLE001 - the test tells
+            begin.abort()
             failures.append(error)
 
-    threads = [threading.Thread(target=register, args=(one,)) for one in own]
+    threads = [threading.Thread(target=register, args=(connection,)) for connection in own]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for one in own:
-        one.close()
+    for connection in own:
+        connection.close()
     assert failures == []
     names = [f"same-{number}" for number in range(5)]
     assert living(place) == names
@@ -320,9 +323,9 @@ def test_a_reservation_ends_when_the_candidate_does_not_come(place):
     manual.elect("first", expire=20)
     manual.elect("second", expire=60)
     with Desk(place) as desk:
-        kept_for = next(one.member_id for one in manual.list_candidates() if one.name == "second")
+        kept_for = next(found.member_id for found in manual.list_candidates() if found.name == "second")
         leader = manual.leader()
-        desk.ask(asks.Vacate(leader.member_id, ROLE, leader.token, kept_for))
+        desk.ask(messages.Vacate(leader.member_id, ROLE, leader.token, kept_for))
     assert manual.elect("first") is None
     terms = table(place, "terms")
     execute(place, f"update {terms} set resigned_at = {earlier(place, 'resigned_at', 21)}")
@@ -362,7 +365,7 @@ def test_no_candidate_ends_a_living_node_by_the_clock_of_the_database(place):
         age(place, 3600)
         assert manual.elect("script").name == "node"
         assert term.valid
-        assert node.member_id in {one.member_id for one in manual.list_candidates()}
+        assert node.member_id in {candidate.member_id for candidate in manual.list_candidates()}
 
 
 def test_a_node_that_fell_silent_is_succeeded_when_this_process_has_watched_it_for_its_ttl(sqlite_url):
@@ -393,7 +396,7 @@ def test_an_election_and_the_callers_writes_commit_together(engine):
         assert leader.mine
         assert manual.is_leader("me", session=session)
         assert manual.leader(session=session).name == "me"
-        assert [one.name for one in manual.list_candidates(session=session)] == ["me"]
+        assert [candidate.name for candidate in manual.list_candidates(session=session)] == ["me"]
         leader.fence(session)
         session.execute(sa.text("insert into invoices values (2)"))
     assert manual.elect("me").token == leader.token
@@ -415,7 +418,7 @@ def test_an_election_is_rolled_back_with_the_callers_transaction(engine, place):
 
 
 def test_a_session_is_used_again_while_the_application_holds_what_it_has_read(engine):
-    """What an ORM session remembers of a row is no answer to who leads now."""
+    """An ORM session may remember a row; the answer must come from the database."""
     with orm.Session(engine, expire_on_commit=False) as session:
         assert manual.elect("first", session=session).mine
         session.commit()
@@ -450,7 +453,7 @@ def test_a_crowd_in_open_transactions_blocks_nobody(store, request):
 
 @pytest.mark.parametrize("store", ["postgres", "mariadb"])
 def test_a_holder_whose_row_is_in_use_is_left_alone(store, request):
-    """It may be renewing at this moment; whoever waited for it, with a row of its own in hand, might be waited for."""
+    """Another transaction may renew the member now. To wait for its row while holding one risks a deadlock."""
     url = request.getfixturevalue(f"{store}_url")
     manual.use(url)
     manual.elect("holder", expire=2)
@@ -517,7 +520,7 @@ def test_another_schema_works_throughout(postgres_url):
 
 
 def test_nobody_leads_on_a_server_that_has_just_been_replaced(place):
-    """A replica that was promoted may lack the commit by which somebody leads: so wait for the largest TTL."""
+    """A replica that was promoted may lack the commit that elected a leader: wait for the largest TTL."""
     with Desk(place, join=False):
         pass
     namespaces = table(place, "namespaces")
@@ -553,13 +556,13 @@ def test_the_connection_may_be_cut_between_two_calls(postgres_url):
 
 
 def test_the_tables_stay_small(sqlite_url, monkeypatch):
-    monkeypatch.setattr("tenure.booth.TIDY_SHARE", 1.0)
-    monkeypatch.setattr("tenure.store.KEPT_MEMBERS", 5)
-    monkeypatch.setattr("tenure.store.KEPT_TERMS", 5)
+    monkeypatch.setattr("tenure.manual.steps.TIDY_SHARE", 1.0)
+    monkeypatch.setattr("tenure.store.control.KEPT_MEMBERS", 5)
+    monkeypatch.setattr("tenure.store.control.KEPT_TERMS", 5)
     manual.use(sqlite_url)
     for number in range(20):
         manual.elect(f"run-{number}")
-        age(sqlite_url, 61)  # killed: nobody unregistered it
+        age(sqlite_url, 61)  # as if it had been killed without unregistering
     assert execute(sqlite_url, "select count(*) from tenure_members") <= [(8,)]
     assert execute(sqlite_url, "select count(*) from tenure_terms") <= [(8,)]
     assert execute(sqlite_url, "select count(*) from tenure_candidates") <= [(8,)]
@@ -571,18 +574,18 @@ def test_the_tables_stay_small(sqlite_url, monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: manual.elect("x" * 256), "candidate_id=.* has 256 bytes"),
-        (lambda: manual.elect(""), "candidate_id='' has 0 bytes"),
+        (lambda: manual.elect("x" * 256), "candidate_id=.* is 256 bytes"),
+        (lambda: manual.elect(""), "candidate_id='' is 0 bytes"),
         (lambda: manual.elect(None), "candidate_id=None must be text"),
         (lambda: manual.elect(7), "candidate_id=7 must be text"),
-        (lambda: manual.elect("me", ns=""), "ns='' has 0 bytes"),
+        (lambda: manual.elect("me", ns=""), "ns='' is 0 bytes"),
         (lambda: manual.elect("me", role="a\0b"), "role='a.*control characters"),
         (lambda: manual.elect("me", expire=0), "expire=0 must be 1 to 3600"),
         (lambda: manual.elect("me", expire=3601), "expire=3601 must be 1 to 3600"),
         (lambda: manual.elect("me", expire="soon"), "expire='soon' must be a number"),
         (lambda: manual.elect("me", expire=61), "expire=61 is above the largest permitted in namespace 'default', 60"),
         (lambda: manual.set_expire(-1), "expire=-1 must be 1 to 3600"),
-        (lambda: manual.elect("me", session=object()), "must be a Session or Connection of SQLAlchemy, not a object"),
+        (lambda: manual.elect("me", session=object()), "must be a Session or Connection of SQLAlchemy, not object"),
         (lambda: manual.use("oracle://db"), "unknown database 'oracle'"),
         (lambda: manual.use("sqlite:///:memory:"), "in-memory"),
     ],

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import INSTALLATIONS, NO_POSTGRES, missing
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "side_by_side.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "side_by_side.py"
 
 
 @pytest.mark.long

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import tenure
-from tests.cluster import Cluster
-from tests.desk import Nodes, until
-from tests.test_pause import stop_between_writes
+from tests.cluster.test_pause import stop_between_writes
+from tests.support.cluster import Cluster
+from tests.support.store_by_hand import Nodes, until
 
 pytestmark = pytest.mark.long
 

@@ -2,7 +2,7 @@
 
 A `Puppet` is a node without threads and with a clock of the test's: the real protocol and the real statements, one
 after the other. So hours pass in milliseconds, and whatever would have killed a thread or been logged as a fault of
-Tenure's comes out of `turn()` as the exception that it is. `tests/fuzz.py` says how to run more examples.
+Tenure's comes out of `turn()` as the exception that it is. `tests/support/fuzzing.py` says how to run more examples.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import tenure
-from tenure import asks, values
-from tenure.backends import backend_for
-from tenure.dialects import postgresql
+from tenure.core import messages
+from tenure.core.protocol import NodeProtocol, ProtocolOptions
+from tenure.databases.backend import backend_for
+from tenure.databases.postgres.session import channel
 from tenure.errors import TenureError
-from tenure.postgres import notification
-from tenure.protocol import Protocol, Settings
-from tenure.session import Failed, Gone
 from tenure.settings import node_settings
-from tests.desk import Nodes, connected, execute, table, until
-from tests.fuzz import fuzzed, only_our_errors
+from tenure.store import records
+from tenure.store.dialects import postgresql
+from tenure.store.session import Failed, Gone
+from tests.support.fuzzing import fuzzed, only_our_errors
+from tests.support.store_by_hand import Nodes, connected, execute, table, until
 
 ROLES = ("alpha", "beta")
 TTL = 10.0
@@ -40,7 +41,7 @@ class Puppet:
 
     def __init__(self, url: str, name: str, seed: int) -> None:
         self.backend = backend_for(node_settings(url, name=name, ttl=TTL))
-        self.protocol = Protocol(Settings(name=name, ttl=TTL), seed)
+        self.protocol = NodeProtocol(ProtocolOptions(name=name, ttl=TTL), seed)
         for role in ROLES:
             self.protocol.stand(role)
             self.protocol.observe(role)
@@ -67,7 +68,7 @@ class Puppet:
             if isinstance(ask, float):
                 return
             self._watch(ask, now)
-            if isinstance(ask, asks.Look):
+            if isinstance(ask, messages.Look):
                 return
 
     def leads(self, role: str, now: float) -> int | None:
@@ -76,7 +77,7 @@ class Puppet:
 
     def _control(self, ask: Any, now: float) -> None:
         try:
-            if isinstance(ask, asks.Open):
+            if isinstance(ask, messages.Open):
                 self._drop()
                 self.store, self.session, answer = self.backend.open_control()
             else:
@@ -91,13 +92,13 @@ class Puppet:
 
     def _watch(self, ask: Any, now: float) -> None:
         try:
-            if isinstance(ask, asks.OpenWatch):
+            if isinstance(ask, messages.OpenWatch):
                 self._drop_watch()
                 self.watch, self.watch_session = self.backend.open_watch()
-                answer: Any = asks.Watching()
+                answer: Any = messages.Watching()
             else:
                 answer = self.watch.perform(
-                    dataclasses.replace(ask, wait_for=None) if isinstance(ask, asks.Look) else ask
+                    dataclasses.replace(ask, wait_for=None) if isinstance(ask, messages.Look) else ask
                 )
         except (Gone, Failed, TenureError) as error:
             lost = not isinstance(error, Failed)
@@ -259,9 +260,9 @@ def believe_what_is_written(theatre: Theatre) -> None:
     for puppet, role in itertools.product(theatre.puppets, ROLES):
         if puppet.store is not None:
             with only_our_errors():
-                values.candidates(puppet.store, role)
+                records.candidates(puppet.store, role)
             with only_our_errors():
-                values.leader(puppet.store, role)
+                records.leader(puppet.store, role)
 
 
 @contextlib.contextmanager
@@ -367,7 +368,7 @@ def test_nodes_go_on_over_tables_edited_by_hand(one_url, caplog):
         leads = until(lambda: next((one for one in elections if one.is_leader), None), "one of them leads")
         with leads.wait(20).transaction() as transaction:
             transaction.execute("select 1")
-    assert not [record for record in caplog.records if "fault of Tenure" in record.getMessage()]
+    assert not [record for record in caplog.records if "bug in Tenure" in record.getMessage()]
 
 
 def test_node_that_can_make_nothing_of_a_row_says_so_and_begins_anew(sqlite_url, caplog):
@@ -378,10 +379,10 @@ def test_node_that_can_make_nothing_of_a_row_says_so_and_begins_anew(sqlite_url,
         execute(sqlite_url, "update tenure_roles set token = 'many'")
         until(lambda: election.is_leader and election.term.token > before, "leads again")
         execute(sqlite_url, "update tenure_members set ttl_ms = 'long'")
-        with pytest.raises(tenure.StoreUnavailable, match=r"holds what nobody can read .* written it by hand"):
+        with pytest.raises(tenure.StoreUnavailable, match=r"cannot be read .* written by hand"):
             election.candidates()
         assert all(thread.is_alive() for thread in election._engine._threads)
-    assert "by a fault of Tenure" in caplog.text
+    assert "because of a bug in Tenure" in caplog.text
 
 
 PAYLOADS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=60)
@@ -389,9 +390,7 @@ PAYLOADS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters=
 
 def tell_nodes(url: str) -> None:
     """Say all kinds of things where nodes listen."""
-    channels = [
-        notification(postgresql("tenure"), "default", kind).parameters["channel"] for kind in ("vacant", "changed")
-    ]
+    channels = [channel(postgresql("tenure"), "default", kind) for kind in ("vacant", "changed")]
     with connected(url, autocommit=True) as connection:
 
         @fuzzed(30)
@@ -428,4 +427,4 @@ def test_time_that_python_does_not_know_costs_an_answer_and_nothing_else(postgre
         with pytest.raises(tenure.StoreUnavailable, match="cannot be read"):
             node.election("r").leader()
         assert term.valid
-    assert "fault of Tenure" not in caplog.text
+    assert "bug in Tenure" not in caplog.text

@@ -9,13 +9,18 @@ from datetime import datetime, timezone
 
 import psycopg
 import pytest
+import sqlalchemy
 
 import tenure
-from tenure import ConfigError, StoreUnavailable, schema
-from tenure.backends import backend_for
-from tenure.schema import MIGRATIONS, Migration
-from tenure.session import Step
-from tests.desk import QUICK, Desk, Nodes, connected, execute, until
+from tenure import ConfigError, Fenced, StoreUnavailable, manual
+from tenure.databases.backend import backend_for
+from tenure.databases.schema import schema_for
+from tenure.settings import node_settings
+from tenure.store import migrations
+from tenure.store.dialects import TABLES, for_name, postgresql
+from tenure.store.session import Step, identity
+from tenure.store.tables import MIGRATIONS, Migration
+from tests.support.store_by_hand import QUICK, Desk, Nodes, connected, execute, table, until
 
 PRESENT = MIGRATIONS[-1].version
 NEXT = Migration(
@@ -28,10 +33,17 @@ NEXT = Migration(
 )
 
 
-def prepare(url, migrations=MIGRATIONS):
+def prepare(url, known=MIGRATIONS):
     """Bring the tables up to date as a node of some release would."""
     with Desk(url, join=False) as desk:
-        schema.prepare(desk.session, migrations)
+        migrations.prepare(desk.session, known)
+
+
+def made_by(url, known):
+    """Make the tables as an earlier release did."""
+    earlier = backend_for(node_settings(url)).open_session()
+    migrations.prepare(earlier, known)
+    earlier.close()
 
 
 def at_once(number, action):
@@ -69,7 +81,7 @@ def test_any_number_of_processes_may_start_on_an_empty_database(store_url):
 def test_second_preparation_changes_nothing(store_url):
     with Desk(store_url) as desk:
         desk.lead("r")
-        schema.prepare(desk.session)
+        migrations.prepare(desk.session)
         assert desk.acquire("r") == {"r": 2}
 
 
@@ -93,21 +105,24 @@ def test_release_goes_on_beside_the_tables_of_the_next(store_url):
             assert list(version.rows) == [("oldest", 1), ("version", PRESENT + 1)]
 
 
-def test_tables_of_the_first_release_get_what_this_one_adds(store_url, monkeypatch):
-    """Under a leader that runs, and goes on."""
-    with monkeypatch.context() as earlier:
-        earlier.setattr(schema, "MIGRATIONS", MIGRATIONS[:1])
-        earlier.setattr(schema, "check_shape", lambda _: None)
-        nodes = Nodes(store_url)
-        term = nodes("first").election("r").wait(20)
-    with nodes, tenure.Registry(store_url) as registry:
-        assert schema.require(registry.session) == 1
-        nodes("this")
-        assert schema.require(registry.session) == PRESENT
-        assert term.valid
+@pytest.mark.parametrize("version", range(1, PRESENT))
+def test_tables_of_earlier_releases_get_what_this_one_adds(store_url, version):
+    """With what stands in them. In cluster/test_upgrade.py a leader of an earlier release runs on meanwhile."""
+    with connected(store_url) as connection:
+        connection.execute("create table theirs (n integer)")  # so that there is a file
+        connection.commit()
+    made_by(store_url, MIGRATIONS[:version])
+    with connected(store_url) as connection:
+        roles, there = table(store_url, "roles"), "insert into {} (namespace, name, token) values ('default', 'r', 41)"
+        connection.execute(there.format(roles))
+        connection.commit()
+    with tenure.Registry(store_url) as registry, Nodes(store_url) as nodes:
+        assert migrations.require(registry.session) == version
+        term = nodes("this").election("r").wait(20)
+        assert migrations.require(registry.session) == PRESENT
         with term.transaction() as transaction:
             assert transaction.claim("job", datetime.now(timezone.utc))
-        assert registry.history("r")[0].token == term.token == 1
+        assert registry.history("r")[0].token == term.token == 42
 
 
 def test_tables_that_need_a_newer_release_are_refused(store_url):
@@ -123,7 +138,7 @@ def test_failed_migration_leaves_the_tables_as_they_were(store_url):
     broken = Migration(PRESENT + 1, ("create table {schema}half (x text)", "this is not SQL"))
     with Desk(store_url, join=False) as desk:
         with pytest.raises(Exception, match="syntax"):
-            schema.prepare(desk.session, (*MIGRATIONS, broken))
+            migrations.prepare(desk.session, (*MIGRATIONS, broken))
         (version,) = desk.session.read(Step("select value from {meta} where name = 'version'", {}))
         assert list(version.rows) == [(PRESENT,)]
     prepare(store_url, (*MIGRATIONS, Migration(PRESENT + 1, ("create table {schema}half (x text)",))))
@@ -135,7 +150,7 @@ def test_tables_made_by_hand_with_something_missing_are_refused(store_url):
     prefix = "tenure." if store_url.startswith("postgresql") else "tenure_"
     for change in (f"drop table {prefix}jobs", f"alter table {prefix}members drop column host"):
         execute(store_url, change)
-        with pytest.raises(tenure.ConfigError, match=r"not as Tenure makes them: .*(jobs|host).*`tenure sql` prints"):
+        with pytest.raises(tenure.ConfigError, match=r"not as Tenure creates them: .*(jobs|host).*`tenure sql` prints"):
             tenure.Node(store_url).start()
 
 
@@ -193,11 +208,28 @@ def test_writer_needs_little_to_be_fenced(postgres_url, worker):
             f"grant update (request_to) on tenure.roles to {name}",
         )
         with connected(url) as connection:
-            from tenure import connections
+            from tenure.fence import fence as connections
 
             connections.fence(connection, claim, 10)
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute("update tenure.roles set token = 7")
+
+
+def test_user_who_may_not_change_the_tables_is_told_who_must_and_how(postgres_url, worker):
+    name, url = worker
+    made_by(postgres_url, MIGRATIONS[:2])
+    execute(
+        postgres_url,
+        f"grant usage on schema tenure to {name}",
+        f"grant select, insert, update, delete on all tables in schema tenure to {name}",
+    )
+    told = f"version 2, this release needs version {PRESENT}, and this database user may not change them"
+    with pytest.raises(ConfigError, match=f"{told}.*: run `tenure init` of this release as their owner, then run what"):
+        tenure.Node(url).start()
+    tenure.Registry(postgres_url).create()
+    execute(postgres_url, *schema_for(postgresql("tenure")).grants(name))
+    with tenure.Node(url) as node:
+        assert node.election("r").wait(20).token == 1
 
 
 def test_missing_privileges_are_named_at_the_start(postgres_url, worker):
@@ -218,7 +250,7 @@ def test_missing_privileges_are_named_at_the_start(postgres_url, worker):
         f"grant insert, update, delete on tenure.namespaces, tenure.candidates, tenure.terms, tenure.jobs to {name}",
         f"grant insert, delete on tenure.members to {name}",
     )
-    refused("the privileges are missing for UPDATE on members, DELETE on roles, INSERT on roles, UPDATE on roles")
+    refused("this database user lacks UPDATE on members, DELETE on roles, INSERT on roles, UPDATE on roles")
     execute(postgres_url, f"grant insert, update, delete on all tables in schema tenure to {name}")
     with tenure.Node(url) as node:
         assert node.election("r").wait(20)
@@ -298,6 +330,57 @@ def test_encoding_of_the_database_does_not_matter(postgres_server, encoding):
         postgres_server.drop_database(name)
 
 
+def test_database_that_has_no_tables_is_refused_with_those_that_have():
+    with pytest.raises(ConfigError, match="'oracle' must be one of 'postgresql', 'sqlite', 'mysql', 'mariadb'"):
+        tenure.tables_sql("oracle")
+    with pytest.raises(ConfigError, match="not support the database 'oracle': use PostgreSQL, MariaDB or SQLite"):
+        for_name("oracle", "tenure")
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "promoted"),
+    [
+        ("7301234567890123456:1", False),
+        ("7301234567890123456:2", True),
+        ("1700000000.123456:1", True),
+        ("1@db.example.com/3306:1", False),
+        ("sqlite", False),
+    ],
+)
+def test_server_that_hides_its_identity_counts_as_promoted(incarnation, promoted):
+    assert identity("", (incarnation, "", 0)).promoted is promoted
+
+
 def test_backends_are_made_without_connecting():
     settings = tenure.Node("postgresql://nowhere.invalid/app")._settings
     assert "nowhere.invalid" in repr(backend_for(settings)._connector)
+
+
+DROPS = {
+    "postgresql": ["drop schema tenure cascade"],
+    "mysql": [f"drop table tenure_{name}" for name in TABLES],
+    "sqlite": [f"drop table tenure_{name}" for name in TABLES],
+}
+
+
+@pytest.mark.parametrize("takeover", ["strict", "instant"])
+@pytest.mark.parametrize("store_url", ["sqlite", "postgres", "mariadb"], indirect=True)
+def test_tables_that_were_dropped_under_running_nodes_are_made_again(store_url, takeover):
+    with Nodes(store_url, ttl=10, renew_every=0.2, takeover=takeover) as nodes:
+        leads, stands = nodes.pair("r")
+        term = leads.term
+        execute(store_url, *DROPS[store_url.partition(":")[0]])
+        assert term.wait_lost(20), "its membership is gone"
+        until(lambda: leads.is_leader or stands.is_leader, "a leader")
+        until(lambda: len(leads.candidates()) == 2, "both standing")
+        with pytest.raises(Fenced), term.transaction():
+            pass
+
+
+def test_candidate_in_a_transaction_of_ones_own_is_told_of_tables_that_are_too_old(postgres_url):
+    made_by(postgres_url, MIGRATIONS[:2])
+    engine = sqlalchemy.create_engine(postgres_url.replace("postgresql:", "postgresql+psycopg:"))
+    told = f"of version 2, and this release needs version {PRESENT}: start a node of this release, or run"
+    with engine.begin() as connection, pytest.raises(ConfigError, match=told):
+        manual.elect("me", session=connection)
+    engine.dispose()

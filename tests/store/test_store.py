@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from dataclasses import replace
 
 import psycopg
 import pytest
 
-from tenure import asks
-from tenure.asks import Server, Verdict
-from tenure.session import Failed, Gone, Step
-from tests.desk import Desk, connected, execute, until
+from tenure.core import messages
+from tenure.core.messages import Server, Verdict
+from tenure.store.session import Failed, Gone, Step
+from tests.support.store_by_hand import Desk, connected, execute, until
 
 
 def rows(desk, text, **parameters):
@@ -19,7 +20,7 @@ def rows(desk, text, **parameters):
 
 
 def renew(desk, **arguments):
-    return desk.ask(asks.Renew(desk.id, **arguments))
+    return desk.ask(messages.Renew(desk.id, **arguments))
 
 
 # --- membership ---------------------------------------------------------------------------------------------
@@ -49,10 +50,10 @@ def test_end_by_silence_needs_the_count_that_was_watched(store_url):
         incarnation = desk.opened.server.incarnation
         renew(other)
         stale = Verdict(other.id, "silence", incarnation, renewals=0)
-        assert desk.ask(asks.End(desk.id, (stale,))).ids == ()
+        assert desk.ask(messages.End(desk.id, (stale,))).ids == ()
         exact = Verdict(other.id, "silence", incarnation, renewals=1)
-        assert desk.ask(asks.End(desk.id, (exact,))).ids == (other.id,)
-        assert desk.ask(asks.End(desk.id, (exact,))).ids == (), "a membership ends once"
+        assert desk.ask(messages.End(desk.id, (exact,))).ids == (other.id,)
+        assert desk.ask(messages.End(desk.id, (exact,))).ids == (), "a membership ends once"
 
 
 @pytest.mark.parametrize("wrong", [{"epoch": 1}, {"server_start": "another"}])
@@ -61,9 +62,9 @@ def test_end_by_death_needs_the_sentinel_that_was_seen(store_url, wrong):
         server = desk.opened.server
         seen = {"epoch": 0, "server_start": server.start}
         verdict = Verdict(other.id, "death", server.incarnation, **(seen | wrong))
-        assert desk.ask(asks.End(desk.id, (verdict,))).ids == ()
+        assert desk.ask(messages.End(desk.id, (verdict,))).ids == ()
         verdict = Verdict(other.id, "death", server.incarnation, **seen)
-        assert desk.ask(asks.End(desk.id, (verdict,))).ids == (other.id,)
+        assert desk.ask(messages.End(desk.id, (verdict,))).ids == (other.id,)
 
 
 def test_end_tells_what_became_vacant(store_url):
@@ -71,22 +72,34 @@ def test_end_tells_what_became_vacant(store_url):
         other.acquire("mine too", "only theirs")
         desk.stand("mine too")
         verdict = Verdict(other.id, "silence", desk.opened.server.incarnation, renewals=0)
-        ended = desk.ask(asks.End(desk.id, (verdict,)))
+        ended = desk.ask(messages.End(desk.id, (verdict,)))
         assert [(vacancy.role, vacancy.token) for vacancy in ended.vacant] == [("mine too", 1)]
 
 
-def test_resuming_takes_a_new_epoch_and_the_new_server(store_url):
+def test_resuming_takes_a_new_key_a_new_epoch_and_the_new_server(store_url):
     with Desk(store_url) as desk:
         desk.lead("r")
-        ((key,),) = rows(desk, "select sentinel_key from {members}")
-        member = asks.Member(desk.id, "desk", 30.0, "instant", key)
+        member = messages.Member(desk.id, "desk", 30.0, "instant", 77)
         later = Server("restarted", desk.opened.server.incarnation)
-        standing = desk.ask(asks.Resume(member, later))
+        standing = desk.ask(messages.Resume(member, later, epoch=2))
         assert standing.alive
         assert [held.token for held in standing.held] == [1]
-        assert rows(desk, "select sentinel_epoch, server_start from {members}") == [(1, "restarted")]
+        assert rows(desk, "select sentinel_key, sentinel_epoch, server_start from {members}") == [(77, 2, "restarted")]
+        assert desk.store.sentinel.standing([77]) == {77}
         elsewhere = Server("restarted", "another incarnation")
-        assert not desk.ask(asks.Resume(member, elsewhere)).alive
+        assert not desk.ask(messages.Resume(member, elsewhere, epoch=3)).alive
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_resume_that_was_delayed_on_its_way_changes_nothing(store_url, epoch):
+    """It would leave a row that names a sentinel on a connection that is gone: a proof of death of a living member."""
+    with Desk(store_url) as desk:
+        member = messages.Member(desk.id, "desk", 30.0, "instant", 77)
+        assert desk.ask(messages.Resume(member, desk.opened.server, epoch=2)).alive
+        before = rows(desk, "select * from {members}")
+        late = messages.Member(desk.id, "desk", 30.0, "instant", 78)
+        assert not desk.ask(messages.Resume(late, desk.opened.server, epoch)).alive
+        assert rows(desk, "select * from {members}") == before
 
 
 # --- roles --------------------------------------------------------------------------------------------------
@@ -120,7 +133,7 @@ def test_tokens_of_roles_are_counted_apart_and_never_go_back(store_url):
         desk.acquire("a", "b")
         assert other.end(desk.id)
         assert other.acquire("a", "b") == {"a": 3, "b": 2}
-        other.ask(asks.Vacate(other.id, "a", 3))
+        other.ask(messages.Vacate(other.id, "a", 3))
         assert other.acquire("a") == {"a": 4}
 
 
@@ -139,15 +152,15 @@ def test_another_system_lifts_the_base_above_every_token(store_url):
     """After dump and restore, or pg_upgrade, the timeline begins again at 1."""
     with Desk(store_url) as desk:
         desk.acquire("r", floor=5 * 2**40)
-        old = desk.opened.confirmed.incarnation
-        system = old.split(":")[0]
-        desk.ask(asks.Confirm(old, Server("start", f"{system}:7", 7)))
-        assert renew(desk).confirmed.incarnation == f"{system}:7"
-        assert renew(desk).confirmed.base == 0, "the same system, a later timeline"
-        desk.ask(asks.Confirm("somebody was quicker", Server("start", "x:1", 1)))
-        assert renew(desk).confirmed.incarnation == f"{system}:7", "only from what was seen"
-        desk.ask(asks.Confirm(f"{system}:7", Server("start", "restored:1", 1)))
-        assert renew(desk).confirmed.base == 5 * 2**40
+        old, place = desk.opened.confirmed, desk.opened.server.place
+        system = old.incarnation.split(":")[0]
+        desk.ask(messages.Confirm(old, Server("start", f"{system}:7", 7, place)))
+        later = renew(desk).confirmed
+        assert (later.incarnation, later.base) == (f"{system}:7", 0), "the same system, a later timeline"
+        desk.ask(messages.Confirm(replace(later, incarnation="somebody was quicker"), Server("start", "x:1", 1, place)))
+        assert renew(desk).confirmed == later, "only from what was seen"
+        desk.ask(messages.Confirm(later, Server("start", "restored:1", 1, place)))
+        assert renew(desk).confirmed.base >= 5 * 2**40 + 2**32
 
 
 def test_busy_role_delays_only_itself(every_postgres_url):
@@ -155,11 +168,11 @@ def test_busy_role_delays_only_itself(every_postgres_url):
     with Desk(url) as desk, connected(url) as blocker:
         desk.stand("busy", "free")
         blocker.execute("select 1 from tenure.roles where name = 'busy' for share")
-        answer = desk.ask(asks.Acquire(desk.id, "desk", ("busy", "free"), 0))
-        assert answer == asks.Acquired({"free": 1}, busy=("busy",))
-        assert desk.ask(asks.Acquire(desk.id, "desk", ("busy",), 0, patient=True)).busy == ("busy",)
+        answer = desk.ask(messages.Acquire(desk.id, "desk", ("busy", "free"), 0))
+        assert answer == messages.Acquired({"free": 1}, busy=("busy",))
+        assert desk.ask(messages.Acquire(desk.id, "desk", ("busy",), 0, patient=True)).busy == ("busy",)
         blocker.rollback()
-        assert desk.ask(asks.Acquire(desk.id, "desk", ("busy",), 0, patient=True)).tokens == {"busy": 1}
+        assert desk.ask(messages.Acquire(desk.id, "desk", ("busy",), 0, patient=True)).tokens == {"busy": 1}
 
 
 def test_waiting_for_a_busy_role_leaves_no_line_in_the_log(every_postgres_server, every_postgres_url):
@@ -177,14 +190,14 @@ def test_vacating_marks_first_and_waits_for_open_transactions(every_postgres_url
     with Desk(url) as desk, Desk(url) as other, connected(url) as fenced:
         desk.lead("r")
         fenced.execute("select 1 from tenure.roles for share")
-        vacate = asks.Vacate(desk.id, "r", 1)
-        assert desk.ask(vacate) == asks.Vacated(done=False)
+        vacate = messages.Vacate(desk.id, "r", 1)
+        assert desk.ask(vacate) == messages.Vacated(done=False)
         ((resigned,),) = execute(url, "select resigned_at is not null from tenure.terms")
         assert resigned
         assert other.acquire("r") == {}
         fenced.rollback()
-        assert desk.ask(vacate) == asks.Vacated(done=True)
-        assert desk.ask(vacate) == asks.Vacated(done=True)
+        assert desk.ask(vacate) == messages.Vacated(done=True)
+        assert desk.ask(vacate) == messages.Vacated(done=True)
         assert other.acquire("r") == {"r": 2}
 
 
@@ -192,7 +205,7 @@ def test_vacating_an_old_term_does_not_touch_the_new_one(store_url):
     with Desk(store_url) as desk, Desk(store_url) as other:
         desk.lead("r")
         other.succeed(desk, "r")
-        assert desk.ask(asks.Vacate(desk.id, "r", 1)).done
+        assert desk.ask(messages.Vacate(desk.id, "r", 1)).done
         assert [held.token for held in renew(other).held] == [2]
 
 
@@ -200,11 +213,11 @@ def test_reserved_role_waits_for_its_heir_and_no_longer_than_it_lives(store_url)
     with Desk(store_url) as desk, Desk(store_url) as heir, Desk(store_url) as other:
         desk.lead("r")
         heir.stand("r")
-        desk.ask(asks.Vacate(desk.id, "r", 1, reserved_for=heir.id))
+        desk.ask(messages.Vacate(desk.id, "r", 1, reserved_for=heir.id))
         assert other.acquire("r") == {}
         (vacancy,) = renew(other).vacant
         assert vacancy.reserved_for == heir.id
-        heir.ask(asks.Leave(heir.id))
+        heir.ask(messages.Leave(heir.id))
         assert renew(other).vacant[0].reserved_for is None
         assert other.acquire("r") == {"r": 2}
 
@@ -212,9 +225,9 @@ def test_reserved_role_waits_for_its_heir_and_no_longer_than_it_lives(store_url)
 def test_reservation_can_be_waited_out(store_url):
     with Desk(store_url) as desk, Desk(store_url) as heir, Desk(store_url) as other:
         desk.lead("r")
-        desk.ask(asks.Vacate(desk.id, "r", 1, reserved_for=heir.id))
+        desk.ask(messages.Vacate(desk.id, "r", 1, reserved_for=heir.id))
         other.stand("r")
-        assert other.ask(asks.Acquire(other.id, "o", ("r",), 0, unreserved=("r",))).tokens == {"r": 2}
+        assert other.ask(messages.Acquire(other.id, "o", ("r",), 0, unreserved=("r",))).tokens == {"r": 2}
 
 
 def test_renewal_says_where_nobody_else_stands(store_url):
@@ -222,7 +235,7 @@ def test_renewal_says_where_nobody_else_stands(store_url):
         desk.stand("alone", "contested")
         other.stand("contested")
         assert renew(desk, alone_in=("alone", "contested")).alone_in == ("alone",)
-        other.ask(asks.Stand(other.id, (), ("contested",)))
+        other.ask(messages.Stand(other.id, (), ("contested",)))
         assert renew(desk, alone_in=("alone", "contested")).alone_in == ("alone", "contested")
 
 
@@ -230,7 +243,7 @@ def test_namespaces_share_tables_and_nothing_else(store_url):
     with Desk(store_url, namespace="one") as one, Desk(store_url, namespace="other") as other:
         assert one.acquire("r") == other.acquire("r") == {"r": 1}
         assert one.acquire("r") == {"r": 2}
-        assert [leader.token for leader in other.ask(asks.Leaders(("r",))).leaders] == [1]
+        assert [leader.token for leader in other.ask(messages.Leaders(("r",))).leaders] == [1]
         assert {seen.id for seen in watch(one).look(one.id).members} == {one.id}
 
 
@@ -255,8 +268,8 @@ def test_look_sees_every_member_its_sentinel_and_vacancies(store_url):
         assert seen.sentinel_stands == store_url.startswith("sqlite"), "a file that is gone proves nothing"
         desk.end(other.id)
         assert watching.look(desk.id).vacancy
-        assert watching.perform(asks.Knock(look.server.start)).open
-        assert not watching.perform(asks.Knock("another server")).open
+        assert watching.perform(messages.Knock(look.server.start)).open
+        assert not watching.perform(messages.Knock("another server")).open
 
 
 # --- when things go wrong -----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import tenure
 FACADE = os.environ.get("FACADE") or "sync"
 
 
-sync_only = pytest.mark.skipif(FACADE == "async", reason="about threads; tests/test_async.py has its counterpart")
+sync_only = pytest.mark.skipif(FACADE == "async", reason="about threads; tests/api/test_async.py has its counterpart")
 
 
 def install() -> None:
@@ -86,7 +86,7 @@ class Node(Wrapper):
 class Election(Wrapper):
     @property
     def is_leader(self) -> bool:
-        return self._wrapped.is_leader
+        return bool(self._wrapped.is_leader)
 
     @property
     def term(self) -> Term | None:
@@ -123,7 +123,7 @@ class Term(Wrapper):
         portal().call(self._wrapped.ensure)
 
     def wait_lost(self, timeout: float | None = None) -> bool:
-        return portal().call(self._wrapped.wait_lost, timeout)
+        return bool(portal().call(self._wrapped.wait_lost, timeout))
 
     def on_lost(self, callback: Any) -> None:
         self._wrapped.on_lost(lambda term: callback(term_of(term)))
@@ -142,7 +142,7 @@ class Term(Wrapper):
         return self
 
     def __exit__(self, *error: object) -> bool | None:
-        return self._block.__exit__(*error)
+        return self._block.__exit__(*error)  # type: ignore[arg-type]
 
 
 class Transaction(Wrapper):
@@ -150,10 +150,10 @@ class Transaction(Wrapper):
         return portal().call(self._wrapped.execute, sql, parameters)
 
     def claim(self, job: str, due: Any) -> bool:
-        return portal().call(self._wrapped.claim, job, due)
+        return bool(portal().call(self._wrapped.claim, job, due))
 
     def finish(self, job: str, due: Any) -> bool:
-        return portal().call(self._wrapped.finish, job, due)
+        return bool(portal().call(self._wrapped.finish, job, due))
 
     def anchor(self, job: str, at: Any) -> Any:
         return portal().call(self._wrapped.anchor, job, at)
@@ -162,14 +162,12 @@ class Transaction(Wrapper):
         return portal().call(self._wrapped.jobs)
 
     def forget(self, job: str) -> bool:
-        return portal().call(self._wrapped.forget, job)
+        return bool(portal().call(self._wrapped.forget, job))
 
 
 def term_of(term: Any) -> Term:
     """The one wrapper of a term: tests compare terms by `is`."""
-    wrapper = term.__dict__.get("_wrapper")
-    if wrapper is None:
-        wrapper = term.__dict__["_wrapper"] = Term(term)
+    wrapper: Term = term.__dict__.setdefault("_wrapper", Term(term))
     return wrapper
 
 

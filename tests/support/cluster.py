@@ -26,14 +26,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests import history
-from tests.desk import connected
-from tests.history import History, Recorder
+from tests.support import history
+from tests.support.history import History, Recorder
+from tests.support.store_by_hand import connected
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 30.0
 """How long a test waits for what should come: so long that a slow machine is no failure, and a hang is one."""
 
@@ -53,7 +53,7 @@ class NodeFailed(AssertionError):
 
 
 class NodeProcess:
-    """One process with one node (tests/node_process.py)."""
+    """One process with one node (tests/support/node_process.py)."""
 
     def __init__(self, cluster: Cluster, name: str, netns: str | None, options: dict[str, Any]) -> None:
         self.cluster, self.name, self.options = cluster, name, options
@@ -62,6 +62,8 @@ class NodeProcess:
         self.said: list[dict[str, Any]] = []
         self._commands = 0
         self._changed = cluster.changed
+        source = options.pop("source", None)
+        """Where another release's ``tenure`` is."""
         told = {"name": name, "record": str(self.record), "role": cluster.role, **options}
         command = ["ip", "netns", "exec", netns] if netns is not None else []
         with self.log.open("ab") as log:
@@ -72,7 +74,8 @@ class NodeProcess:
                 stderr=log,
                 cwd=ROOT,
                 env=os.environ
-                | {"TENURE_URL": options.pop("url", cluster.url), "LOOP": LOOPS[len(cluster.nodes) % len(LOOPS)]},
+                | {"TENURE_URL": options.pop("url", cluster.url), "LOOP": LOOPS[len(cluster.nodes) % len(LOOPS)]}
+                | ({"PYTHONPATH": source} if source else {}),
             )
         self._reader = threading.Thread(target=self._read, name=f"reads {name}", daemon=True)
         self._reader.start()
@@ -97,7 +100,7 @@ class NodeProcess:
             self.process.stdin.write(command.encode() + b"\n")
             self.process.stdin.flush()
         except OSError as error:
-            raise NodeFailed(f"{self.name} cannot be told {command!r}: {error}") from None
+            raise NodeFailed(f"{self.name} cannot be told {command!r}: {error}, {self.process.poll()=}") from None
         self._commands += 1
         return self._commands - 1
 
@@ -221,7 +224,7 @@ class Cluster:
         role: str = "scheduler",
         sample_every_s: float = 0.001,
         strictly: bool = True,
-        program: str = "tests.node_process",
+        program: str = "tests.support.node_process",
         **options: Any,
     ) -> None:
         self.url, self.directory, self.role, self.program = url, directory, role, program
@@ -313,7 +316,7 @@ class Cluster:
 
     def elected_at(self, token: int) -> int:
         """When (ns) the node that has this token heard of its election."""
-        return next(line["at"] for node in self.nodes for line in node.events("elected") if line["token"] == token)
+        return next(int(line["at"]) for node in self.nodes for line in node.events("elected") if line["token"] == token)
 
     def in_ring(self) -> list[NodeProcess]:
         """The running nodes in the order of the ring: each one watches the one before it."""
@@ -368,8 +371,9 @@ class Cluster:
     def execute(self, *texts: str, timeout: float = PATIENCE_S) -> list[Any]:
         """Run statements on a connection of their own and return the rows of the last."""
         with self._connection(timeout) as connection:
-            for text in texts:
-                cursor = connection.execute(text)
+            for text in texts[:-1]:
+                connection.execute(text)
+            cursor = connection.execute(texts[-1])
             return list(cursor.fetchall()) if cursor.description else []
 
     @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 The ordinary suite runs a few dozen examples of each, the same ones every time. More, and others each time:
 
-    make test ARGS="tests/test_fuzz_settings.py tests/test_fuzz_rows.py --timeout 0" FUZZ=10000
+    make test ARGS="tests/api/test_fuzz_settings.py tests/store/test_fuzz_rows.py --timeout 0" FUZZ=10000
 
 A failure prints the smallest example that fails; put it into a test of its own.
 """
@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from tenure import TenureError
-from tests.canary import PIECE, _told_by
+from tests.support.secrets import PIECE, _told_by
 
 LONGEST_MESSAGE = 2000
 

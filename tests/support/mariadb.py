@@ -1,4 +1,4 @@
-"""Real MariaDB servers, started by the tests and gone with them, as PostgreSQL's are (tests/servers.py).
+"""Real MariaDB servers, started by the tests and gone with them, as PostgreSQL's are (tests/support/servers.py).
 
 The system tables are made by the server itself from the scripts that come with it: `mariadb-install-db` would need more
 than the server's own package. The tests' databases belong to a user that has no privilege beyond them.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 from urllib.parse import quote
 
-from tests.servers import Child, Scratch, ServerFailed, _as, free_port, server_account
+from tests.support.servers import Child, PidFileScratch, ServerFailed, _as, free_port, server_account
 
 ADDRESS = "127.0.0.1"
 USER = "tenure"
@@ -33,17 +33,6 @@ def mariadb_program() -> str | None:
     """Where the server is, with the scripts that make its system tables; None if it is not here."""
     there = (SCRIPTS / "mysql_system_tables.sql").exists()
     return shutil.which("mariadbd", path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin") if there else None
-
-
-class MariaDbScratch(Scratch):
-    """The server's directory; its guard kills the process that works in there."""
-
-    GUARD = """
-        read _
-        pid=$(head -n 1 "$1/pid" 2>/dev/null)
-        if [ -n "$pid" ] && [ "$(readlink "/proc/$pid/cwd")" = "$1/data" ]; then kill -KILL "$pid"; fi
-        rm -rf "$1"
-    """
 
 
 class MariaDbServer(Child):
@@ -61,7 +50,7 @@ class MariaDbServer(Child):
         self._program = program
         self.port = free_port(ADDRESS)
         self._account = server_account()
-        self._scratch = MariaDbScratch("tenure-my-", self._account)
+        self._scratch = PidFileScratch("tenure-my-", self._account)
         self.socket = self._scratch.path / "socket"
         self.log = self._scratch.path / "log"
         self._log_file: IO[bytes] = self.log.open("ab", buffering=0)
@@ -97,7 +86,7 @@ class MariaDbServer(Child):
                 if self.socket.exists():
                     self.execute("select 1")
                     return
-            if not self.running or time.monotonic() > deadline:
+            if self._process.poll() is not None or time.monotonic() > deadline:
                 raise ServerFailed("the server did not start:\n" + self._tail())
             time.sleep(0.01)
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tests.servers import Guard
+from tests.support.servers import Guard
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -1,8 +1,8 @@
-"""The program of one process of a cluster: a node, its sampler, and a line of commands. See tests/cluster.py.
+"""The program of one process of a cluster: a node, its sampler, and a line of commands. See tests/support/cluster.py.
 
-`python -m tests.node_process '{"name": "a", "record": "/…/a.jsonl", …}'`, the database in TENURE_URL. Commands come
-in on stdin, a line each; replies and events go out on stdout as JSON lines. Everything that proves something goes to
-the record, a line at a time, so that it survives kill -9.
+`python -m tests.support.node_process '{"name": "a", "record": "/…/a.jsonl", …}'`, the database in TENURE_URL. Commands
+come in on stdin, a line each; replies and events go out on stdout as JSON lines. Everything that proves something goes
+to the record, a line at a time, so that it survives kill -9.
 
     start [AT]    make the node, at the moment AT (CLOCK_BOOTTIME, ns) if one is given
     status        is_leader, the token of the last term, the member's id
@@ -23,6 +23,7 @@ An error is a reply, too: {"error": "Fenced", "message": …}. With `"migration"
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import logging
 import os
@@ -34,8 +35,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tenure
-from tenure import schema
-from tests import facades, history
+from tests.support import async_as_sync as facades
+from tests.support import history
 
 INSERT = {
     "sqlite": "insert into ledger (role, token, node) values (?, ?, ?)",
@@ -44,6 +45,9 @@ INSERT = {
 }
 SETTINGS = ("ttl", "renew_every", "takeover", "mode", "direct_url", "start")
 PR_SET_PDEATHSIG = 1
+
+
+faulthandler.enable()  # SQLite can make a process die of a signal
 
 
 def die_with_parent() -> None:
@@ -63,7 +67,9 @@ class Program:
         self.sample_every_s = options["sample_every_s"]
         self.recorder = history.Recorder(options["record"], self.name, heartbeat_s=options.get("heartbeat_s", 0.01))
         if "migration" in options:
-            schema.MIGRATIONS += (schema.Migration(**options["migration"]),)
+            from tenure.store import tables  # not above: this program also runs on earlier releases, which have none
+
+            tables.MIGRATIONS += (tables.Migration(**options["migration"]),)
         database = os.environ["TENURE_URL"].partition(":")[0]
         self.insert = INSERT[database]
         if database == "postgresql":
@@ -173,7 +179,7 @@ class Program:
         at = history.now_ns()
         if isinstance(event, tenure.Elected) and self.election is not None:
             self.term = self.election.term or self.term
-        details = {"reason": event.reason} if isinstance(event, tenure.Deposed) else {}
+        details: dict[str, str | None] = {"reason": event.reason} if isinstance(event, tenure.Deposed) else {}
         if isinstance(event, tenure.LeaderChanged):
             details = {"name": event.name}
         else:

@@ -3,8 +3,8 @@
 A pooler gives many clients few server connections, each to whoever has the next transaction (or session, or statement).
 What a client leaves on such a connection, a lock, a setting, a prepared statement, the next one finds there.
 
-As with the servers of tests/servers.py: a directory, a port, a child process whose pid we know, an account that is not
-root, and a guard that cleans up if the test process is killed.
+As with the servers of tests/support/servers.py: a directory, a port, a child process whose pid we know, an account that
+is not root, and a guard that cleans up if the test process is killed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from tests.servers import SUPERUSER, Child, PostgresServer, Scratch, _as, free_port, server_account
+from tests.support.servers import SUPERUSER, Child, PidFileScratch, PostgresServer, _as, free_port, server_account
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,17 +39,6 @@ def pgbouncer_program() -> str | None:
 
 class PoolerFailed(RuntimeError):
     """The pooler could not be started; the message ends with its log."""
-
-
-class PoolerScratch(Scratch):
-    """The pooler's directory; its guard kills the process that works in there."""
-
-    GUARD = """
-        read _
-        pid=$(head -n 1 "$1/pid" 2>/dev/null)
-        if [ -n "$pid" ] && [ "$(readlink "/proc/$pid/cwd")" = "$1" ]; then kill -KILL "$pid"; fi
-        rm -rf "$1"
-    """
 
 
 class PgBouncer(Child):
@@ -77,7 +66,7 @@ class PgBouncer(Child):
         self._port_is_fixed = False
         self._program = program
         self._account = server_account()
-        self._scratch = PoolerScratch("tenure-pool-", self._account)
+        self._scratch = PidFileScratch("tenure-pool-", self._account)
         self.log: Path = self._scratch.path / "log"
         self._log_file: IO[bytes] = self.log.open("ab", buffering=0)
         self._settings: dict[str, str | int] = {

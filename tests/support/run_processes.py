@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tenure.registry import Registry
 
@@ -42,7 +43,7 @@ class Runner:
     """One process of ``tenure run``."""
 
     def __init__(
-        self, *arguments: str | Path, url: str = "", environment: dict[str, str] | None = None, **popen
+        self, *arguments: str | Path, url: str = "", environment: dict[str, str] | None = None, **popen: Any
     ) -> None:
         settings = {**({"TENURE_URL": url} if url else {}), **(environment or {})}
         self.process = subprocess.Popen([*TENURE, "run", *map(str, arguments)], env={**os.environ, **settings}, **popen)
@@ -82,7 +83,7 @@ class Contest:
         self.runners: dict[str, Runner] = {}
         for number in range(size):
             name = f"{self.role}-{number}"
-            script = ["sh", "-c", FAMILY, "family", directory, name]
+            script = ["sh", "-c", FAMILY, "family", str(directory), name]
             mine = ["--role", self.role, "--name", name, *options]
             self.runners[name] = Runner(*mine, "--", *script, url=url, stderr=self._errors)
 
@@ -98,9 +99,11 @@ class Contest:
 
     @property
     def errors(self) -> str:
-        """What they complained of, but for losses, and for who is stopped inside a write to SQLite."""
+        """What they complained of, but for losses, and on SQLite for one that is stopped inside a write."""
         said = (self.directory / "errors").read_text().splitlines()
-        known = ("leadership lost", "database is locked; waiting for it")
+        known = ["leadership lost"]
+        if self.url.startswith("sqlite"):
+            known.append("database is locked; waiting for the database")
         return "\n".join(line for line in said if not any(words in line for words in known))
 
     def living(self) -> list[int]:

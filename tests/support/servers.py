@@ -114,6 +114,19 @@ class Scratch:
         self._guard.close()
 
 
+class PidFileScratch(Scratch):
+    """The directory of a server that writes its pid there; the guard kills the process that works in it."""
+
+    GUARD = """
+        read _
+        pid=$(head -n 1 "$1/pid" 2>/dev/null)
+        if [ -n "$pid" ]; then
+            case "$(readlink "/proc/$pid/cwd")" in "$1" | "$1/"*) kill -KILL "$pid" ;; esac
+        fi
+        rm -rf "$1"
+    """
+
+
 class Guard:
     """A shell script that first waits, by `read _`, until this process says a word or is gone.
 
@@ -642,7 +655,8 @@ class Replica(PostgresServer):
         _wait_for(self, "not pg_is_in_recovery()")
 
     def _initdb(self) -> None:
-        command = [self._program("pg_basebackup"), "-D", self.data, "-d", self._upstream, "-c", "fast", "--no-sync"]
+        options = ["-D", str(self.data), "-d", self._upstream, "-c", "fast", "--no-sync"]
+        command: list[str | Path] = [self._program("pg_basebackup"), *options]
         if self._spawn(command, stderr=self._log_file).wait(120) != 0:
             raise ServerFailed("pg_basebackup failed:\n" + "\n".join(self.log_lines()))
         (self.data / "standby.signal").touch()

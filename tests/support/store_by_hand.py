@@ -17,17 +17,19 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pymysql
 
 import tenure
-from tenure import asks
-from tenure.backends import backend_for
-from tenure.mysql_connector import parse_url
-from tenure.session import Step
+from tenure.core import messages
+from tenure.databases.backend import backend_for
+from tenure.databases.mysql.connect import parse_url
+from tenure.events import EndReason
 from tenure.settings import node_settings
+from tenure.store.session import Step
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,7 +38,7 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
-class Claim:
+class TermIdentity:
     """What a term shows to the fence."""
 
     role: str
@@ -44,13 +46,15 @@ class Claim:
     member_id: str
     namespace: str = "default"
     schema: str = "tenure"
+    file: str = ""
 
 
 class Desk:
     """One member's control connection. `with Desk(url) as desk:` connects, creates the tables and joins."""
 
     def __init__(self, url: str, *, join: bool = True, **settings: Any) -> None:
-        self.settings = node_settings(url, **({"name": f"desk-{next(_numbers)}", "ttl": 30.0} | settings))
+        told: dict[str, Any] = {"name": f"desk-{next(_numbers)}", "ttl": 30.0} | settings
+        self.settings = node_settings(url, **told)
         self.backend = backend_for(self.settings)
         self.store, self.session, self.opened = self.backend.open_control()
         self.id = ""
@@ -66,6 +70,7 @@ class Desk:
     def close(self) -> None:
         self.session.close()
         self.store.sentinel.abandon()
+        self.backend.close()
 
     def ask(self, ask: Any) -> Any:
         return self.store.perform(ask)
@@ -74,31 +79,32 @@ class Desk:
         """Join as a new member, with a sentinel of its own."""
         self.id = str(uuid.uuid4())
         number = random.getrandbits(31) if key is None else key
-        member = asks.Member(self.id, self.settings.name, self.settings.ttl, self.settings.takeover, number)
-        assert self.ask(asks.Join(member, self.opened.server)).sentinel
+        member = messages.Member(self.id, self.settings.name, self.settings.ttl, self.settings.takeover, number)
+        assert self.ask(messages.Join(member, self.opened.server)).sentinel
         return self.id
 
     def stand(self, *roles: str) -> None:
-        self.ask(asks.Stand(self.id, roles))
+        self.ask(messages.Stand(self.id, roles))
 
     def acquire(self, *roles: str, patient: bool = False, floor: int = 0) -> dict[str, int]:
         """Stand for the roles and try to take them, once; return the tokens of those taken."""
         self.stand(*roles)
-        return self.ask(asks.Acquire(self.id, self.settings.name, roles, floor, patient=patient)).tokens
+        acquired = self.ask(messages.Acquire(self.id, self.settings.name, roles, floor, patient=patient))
+        return dict(acquired.tokens)
 
-    def lead(self, role: str) -> Claim:
+    def lead(self, role: str) -> TermIdentity:
         """Take a role that must be vacant."""
         token = self.acquire(role)[role]
-        return Claim(role, token, self.id, self.settings.namespace, self.settings.schema)
+        return TermIdentity(role, token, self.id, self.settings.namespace, self.settings.schema, self.backend.file)
 
     def end(self, member_id: str) -> bool:
         """End another member, by silence: whatever its count of renewals is now, it was watched for long enough."""
         question = Step("select renewals from {members} where id = :id", {"id": member_id})
         ((renewals,),) = self.session.read(question)[0].rows
-        verdict = asks.Verdict(member_id, "silence", self.opened.server.incarnation, renewals=renewals)
-        return member_id in self.ask(asks.End(self.id, (verdict,))).ids
+        verdict = messages.Verdict(member_id, EndReason.SILENCE, self.opened.server.incarnation, renewals=renewals)
+        return member_id in self.ask(messages.End(self.id, (verdict,))).ids
 
-    def succeed(self, other: Desk, role: str) -> Claim:
+    def succeed(self, other: Desk, role: str) -> TermIdentity:
         """End another member and take its role."""
         assert self.end(other.id)
         return self.lead(role)
@@ -113,7 +119,7 @@ def connect(url: str, **arguments: Any) -> Any:
     return psycopg.connect(url, **arguments)
 
 
-class MariaDbConnection(pymysql.connections.Connection):
+class MariaDbConnection(pymysql.connections.Connection):  # type: ignore[misc]
     """As PyMySQL makes it, with the one call that the other drivers have."""
 
     def execute(self, sql: str, parameters: Any = None) -> Any:
@@ -158,6 +164,16 @@ def until(condition: Callable[[], Any], what: str = "", timeout: float = 20) -> 
         assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
         time.sleep(0.01)
     return value
+
+
+def put_copy_in_place(path: Path) -> None:
+    """Replace a file of SQLite's by a copy of itself, as who restores a backup does."""
+    copy = path.with_name("copy.db")
+    with contextlib.closing(sqlite3.connect(path)) as one, contextlib.closing(sqlite3.connect(copy)) as other:
+        one.backup(other)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    copy.rename(path)
 
 
 QUICK: dict[str, Any] = {"ttl": 10, "renew_every": 0.3}

@@ -1,7 +1,7 @@
-"""How the engine's threads reach an event loop, and how a task on it waits for them. asyncio and trio.
+"""How the engine's threads reach an event loop, and how a task on it waits for them: on asyncio and trio.
 
-Nothing here blocks a thread of the engine's: an event loop that is busy hears later, and that is all it costs. A wait
-belongs to the loop of the task that waits, so a node may be used from another loop than the one it was started on.
+Nothing here blocks a thread of the engine. A busy event loop only notices a change later. A wait belongs to the loop of
+the task that waits, so a node may be used from another loop than the one on which it was started.
 """
 
 from __future__ import annotations
@@ -15,26 +15,33 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+
+if TYPE_CHECKING:
+    from tenure.engine.engine import Engine
 
 log = logging.getLogger("tenure.callbacks")
 
 T = TypeVar("T")
 CUT_EVERY_S = 0.05
-"""How often a call that is to be cut short is cut: the first time it may not have begun."""
+"""Seconds between two attempts to cut a call short: at the first attempt the call may not have begun."""
 
 
 class Loop:
-    """The event loop of the task that makes it."""
+    """The event loop of the task that creates this object."""
 
     def __init__(self) -> None:
-        """Remember the running loop."""
-        self._soon = _soon()
+        if trio := running_trio():
+            self._soon = trio.lowlevel.current_trio_token().run_sync_soon
+        else:
+            # With the context of this task, because a thread of the engine has none of the application's variables.
+            soon, context = asyncio.get_running_loop().call_soon_threadsafe, contextvars.copy_context()
+            self._soon = functools.partial(soon, context=context)
 
     def call(self, action: Callable[[], object]) -> None:
-        """Have ``action`` called on the loop, from any thread. A loop that has ended calls nothing any more."""
+        """Call ``action`` on the loop, from any thread. A loop that has ended calls nothing."""
 
         def careful() -> None:
             try:
@@ -46,13 +53,10 @@ class Loop:
             self._soon(careful)
 
 
-async def until(
-    when: Callable[[Callable[[], object]], Callable[[], object]],
-    timeout: float | None = None,  # noqa: ASYNC109
-) -> bool:
-    """Wait until ``when`` calls what it is given; False if ``timeout`` seconds pass first.
+async def until(when: Callable[[Callable[[], object]], Callable[[], object]], timeout: float | None = None) -> bool:  # noqa: ASYNC109
+    """Wait for a wake-up; False if ``timeout`` seconds pass first.
 
-    ``when`` returns what takes that back.
+    ``when`` takes a function that wakes this task, and returns a function that cancels the wake-up.
     """
     loop = Loop()
     event = anyio.Event()
@@ -66,29 +70,32 @@ async def until(
         forget()
 
 
+async def wait_for(engine: Engine, condition: Callable[[], bool], timeout: float | None = None) -> bool:  # noqa: ASYNC109
+    """Wait until a condition holds, checked after every change; False if ``timeout`` seconds pass first."""
+    engine.check_own()
+    return condition() or await until(lambda wake: engine.call_when(condition, wake), timeout)
+
+
 async def done(answer: Future[Any], timeout: float | None = None) -> bool:  # noqa: ASYNC109
-    """Wait until a future of some thread's is done; False if ``timeout`` seconds pass first."""
+    """Wait until a thread has completed a future; False if ``timeout`` seconds pass first."""
 
     def when(wake: Callable[[], object]) -> Callable[[], object]:
         answer.add_done_callback(lambda _: wake())
-        return bool  # nothing to take back: it would wake nobody
+        return bool  # there is nothing to cancel: a late wake-up does no harm
 
     return await until(when, timeout)
 
 
 async def run(blocking: Callable[[], T], *, abandon: bool = False, cut: Callable[[], object] | None = None) -> T:
-    """Run a blocking call in a thread of its own.
+    """Run a blocking call in a new thread.
 
-    A cancelled task waits for its end, be it cancelled by a scope or by asyncio's own ``cancel()``, which knows no
-    shield; unless it may be abandoned, or can be cut short by ``cut``.
+    A cancelled task waits for the end of the call, even if asyncio's own ``cancel()``, which ignores shields, has
+    cancelled it. There are two exceptions: a call that may be abandoned, and a call that ``cut`` can cut short.
 
-    Not in one of the application's threads, of which there may be none left, nor in one of a fixed number: what a call
-    waits for may be held by a transaction that waits for a thread.
+    A pool of threads could block. The application's pool may have no thread left. And in a pool of fixed size, a call
+    might wait for a lock of a transaction that itself waits for a thread.
     """
-    answer: Future[T] = Future()
-    threading.Thread(
-        target=_work, args=(contextvars.copy_context(), blocking, answer), name="tenure-call", daemon=True
-    ).start()
+    answer = begin(blocking, "tenure-call")
     with anyio.CancelScope(shield=not (abandon or cut)) as scope:
         try:
             await done(answer)
@@ -103,17 +110,22 @@ async def run(blocking: Callable[[], T], *, abandon: bool = False, cut: Callable
     return answer.result()
 
 
+def begin(blocking: Callable[[], T], thread: str) -> Future[T]:
+    """Begin a blocking call in a new thread of that name, in the context of the caller; return its answer to be."""
+    answer: Future[T] = Future()
+    work = (contextvars.copy_context(), blocking, answer)
+    threading.Thread(target=_work, args=work, name=thread, daemon=True).start()
+    return answer
+
+
 def _work(context: contextvars.Context, blocking: Callable[[], T], answer: Future[T]) -> None:
     try:
         answer.set_result(context.run(blocking))
-    except BaseException as error:  # noqa: BLE001 - it is the asker's
+    except BaseException as error:  # noqa: BLE001 - whoever waits for the answer gets it
         answer.set_exception(error)
 
 
-def _soon() -> Callable[[Callable[[], object]], Any]:
+def running_trio() -> Any:
+    """Return trio if the present task runs on it; None on asyncio."""
     trio = sys.modules.get("trio")
-    if trio is not None:
-        with contextlib.suppress(RuntimeError):
-            return trio.lowlevel.current_trio_token().run_sync_soon  # type: ignore[no-any-return]
-    # In the context of the task: a thread of the engine's has none of the application's variables in its own.
-    return functools.partial(asyncio.get_running_loop().call_soon_threadsafe, context=contextvars.copy_context())
+    return trio if trio is not None and trio.lowlevel.in_trio_run() else None

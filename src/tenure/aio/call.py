@@ -1,7 +1,7 @@
-"""A call under way, which may be waited for, asked to end, and left behind.
+"""A running call, which can be waited for, cancelled, and left behind.
 
-A coroutine function runs as a task of its own on the event loop, a plain one in a thread of its own. Not in a task
-group: what will not end must not keep the rest from going on.
+A coroutine function runs as a new task on the event loop, a plain function in a new thread. Calls do not share a task
+group, because a call that does not end must not hold up the others.
 """
 
 from __future__ import annotations
@@ -9,39 +9,36 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
-from tenure.loops import done
+from tenure.aio.bridge import begin, done, running_trio
 
 
 def is_async(function: Callable[..., object]) -> bool:
-    """Whether calling it makes a coroutine: an ``async def``, a partial of one, or an object called like one."""
+    """Whether the function is an ``async def``, a partial of one, or an object whose ``__call__`` is one."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - not whether, but how
+        getattr(function, "__call__", None)  # noqa: B004 - its kind matters, not its presence
     )
 
 
-class Job:
-    """One call, begun when this is made, on the event loop of the task that makes it."""
+class Call:
+    """One call. It begins when this object is created, on the event loop of the task that creates it."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Begin."""
         self.answer: Future[Any] = Future()
-        """Done when the call is over, one way or another."""
+        """Completed when the call is over, whatever its outcome."""
         self.cancel: Callable[[], object] = bool
-        """Asks a coroutine to end, by cancelling it; a thread cannot be asked that way."""
+        """Cancels a coroutine; does nothing to a thread."""
         if not is_async(function):
-            work = (contextvars.copy_context().run, function, arguments)
-            threading.Thread(target=self._work, args=work, name="tenure-service", daemon=True).start()
-        elif _on_trio():
-            self._begin_on_trio(function, arguments)
+            self.answer = begin(partial(function, *arguments), "tenure-service")
+        elif trio := running_trio():
+            self._begin_on_trio(trio, function, arguments)
         else:
             self._task = asyncio.create_task(self._await(function, arguments))
-            self._task.add_done_callback(lambda _: self._settle(error=asyncio.CancelledError()))  # if it never began
+            self._task.add_done_callback(lambda _: self._finish(error=asyncio.CancelledError()))  # if it never began
             self.cancel = self._task.cancel
 
     @property
@@ -55,25 +52,17 @@ class Job:
         return self.answer.exception(0)
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is over; False if ``timeout`` seconds pass first."""
+        """Wait until the call is over; False if ``timeout`` seconds pass first."""
         return self.over or await done(self.answer, timeout)
 
-    def _work(self, run: Callable[..., Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        try:
-            self._settle(run(function, *arguments))
-        except BaseException as error:  # noqa: BLE001 - it is for whoever waits
-            self._settle(error=error)
-
     async def _await(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        """Run it. What would end the whole event loop (SystemExit) ends only this."""
+        """Await the function. An exception that would end the whole event loop (SystemExit) ends only this call."""
         try:
-            self._settle(await function(*arguments))
-        except BaseException as error:  # noqa: BLE001 - as in _work
-            self._settle(error=error)
+            self._finish(await function(*arguments))
+        except BaseException as error:  # noqa: BLE001 - the task that waits gets it
+            self._finish(error=error)
 
-    def _begin_on_trio(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        import trio  # noqa: PLC0415 - it runs already
-
+    def _begin_on_trio(self, trio: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         scope = trio.CancelScope()
         self.cancel = scope.cancel
 
@@ -83,15 +72,10 @@ class Job:
 
         trio.lowlevel.spawn_system_task(task, context=contextvars.copy_context())
 
-    def _settle(self, result: object = None, *, error: BaseException | None = None) -> None:
+    def _finish(self, result: object = None, *, error: BaseException | None = None) -> None:
         if self.answer.done():
             return
         if error is None:
             self.answer.set_result(result)
         else:
             self.answer.set_exception(error)
-
-
-def _on_trio() -> bool:
-    trio = sys.modules.get("trio")
-    return trio is not None and trio.lowlevel.in_trio_run()

@@ -1,6 +1,6 @@
 """The node for async code, on asyncio and trio.
 
-The engine is the same, in threads of its own: a blocked event loop costs nothing but its own answer time.
+The engine is that of ``Node`` and runs in its own threads, so a blocked event loop does not delay renewals.
 """
 
 from __future__ import annotations
@@ -8,25 +8,28 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Callable
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 
-from tenure.async_election import AsyncElection
-from tenure.async_term import AsyncTerm
+from tenure.aio.bridge import Loop, done, run, wait_for
+from tenure.aio.call import Call
+from tenure.aio.election import AsyncElection
+from tenure.aio.term import AsyncTerm, cancelled_when_lost
+from tenure.campaign import Campaign
+from tenure.election import HAND_OVER_S
+from tenure.engine.candidacy import Candidacy
 from tenure.errors import NodeClosed
-from tenure.jobs import Job
-from tenure.loops import Loop, done, run
-from tenure.node import BaseNode, Campaign
+from tenure.internals import holding_of
+from tenure.node import BaseNode
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
 class AsyncNode(BaseNode[AsyncElection]):
-    """Stands for any number of roles, on two connections and in threads of its own.
+    """Stands for any number of roles, on two connections, in threads of the engine.
 
     Use it as an async context manager, or call :meth:`start` and :meth:`close`::
 
@@ -40,9 +43,7 @@ class AsyncNode(BaseNode[AsyncElection]):
     _loop: Loop
 
     async def start(self) -> Self:
-        """Connect and start the node's threads; callbacks are called on the event loop that this is called on."""
-        if self._crews is not None:
-            self._engine.keep_back(self._crews.stop_within)
+        """Connect and start the node's threads and services; callbacks are called on the event loop that runs this."""
         self._engine.launch()
         self._loop = Loop()
         try:
@@ -51,9 +52,9 @@ class AsyncNode(BaseNode[AsyncElection]):
         except BaseException:
             await self.close()
             raise
-        if self._crews is not None:
-            self._crews.begin()
-            self._running_crews = Job(self._crews.run)
+        if self._supervisor is not None:
+            self._supervisor.begin()
+            self._running_services = Call(self._supervisor.run)
         return self
 
     async def run(self) -> None:
@@ -64,7 +65,7 @@ class AsyncNode(BaseNode[AsyncElection]):
                 async for _ in signals:
                     scope.cancel()
 
-            waiting = Job(end)
+            waiting = Call(end)
             try:
                 async with self:
                     await anyio.sleep_forever()
@@ -72,24 +73,15 @@ class AsyncNode(BaseNode[AsyncElection]):
                 waiting.cancel()
 
     async def close(self) -> None:
-        """Hand over every role, leave, and close everything; not cut short by a cancellation. May be called twice."""
+        """Hand over every role, leave, and close everything, even if cancelled. May be called twice."""
         if self._engine.running:
             await run(self._leave)
-
-    def _leave(self) -> None:
-        if self._crews is not None:
-            self._crews.close()
-        self._engine.close()
-        for election in list(self._elections.values()):
-            election.close()
 
     async def __aenter__(self) -> Self:
         """Start."""
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close."""
         await self.close()
 
@@ -101,69 +93,80 @@ class AsyncNode(BaseNode[AsyncElection]):
         *,
         lock_id: int | str | None = None,
     ) -> AsyncIterator[AsyncTerm]:
-        """Wait until this node leads, run the block, and hand over on leaving it.
+        """Wait until this node leads, run the block, and hand over when the block is left.
 
-        A loss cancels the block, and LeadershipLost is raised outside of it. A block that swallows its cancellation
-        changes nothing but its own end: the term is over, and another node leads.
+        A loss cancels the block, and LeadershipLost is raised outside it. Swallowing the cancellation only keeps the
+        block running: the term is over all the same, and another node may lead.
         """
         campaign = self._begin_campaign(role, lock_id)
         try:
             term = await campaign.election.wait(timeout)
             term.on_lost(campaign.stand_down)
-            with term.cancelling():
+            with cancelled_when_lost(self._engine, holding_of(term)):
                 yield term
-            await anyio.lowlevel.checkpoint_if_cancelled()  # whoever cancels from outside is obeyed first
-            term.raise_if_lost()
+            await anyio.lowlevel.checkpoint_if_cancelled()  # a cancellation from outside comes first
+            self._raise_if_lost(term)
         finally:
             campaign.end()
-            with anyio.CancelScope(shield=True), contextlib.suppress(NodeClosed):  # as in Node
-                await campaign.election.wait_told()
+            # A forked child leaves the parent's term alone.
+            with anyio.CancelScope(shield=True), contextlib.suppress(NodeClosed):
+                await wait_for(self._engine, lambda: campaign.candidacy.released, HAND_OVER_S)
 
     def terms(self, role: str, *, lock_id: int | str | None = None) -> AsyncIterator[AsyncTerm]:
-        """Yield every term that this node gets, for as long as it runs; leaving the loop hands over."""
-        return AsyncTerms(lambda: self._begin_campaign(role, lock_id))
+        """Yield every term that this node gets, for as long as the node runs; leaving the loop hands over."""
+        return AsyncTerms(lambda: self._begin_campaign(role, lock_id), self._finalise)
 
     def _call(self, action: Callable[[], object]) -> None:
         self._loop.call(action)
 
-    def _make_election(self, role: str) -> AsyncElection:
-        return AsyncElection(self._engine, role, self._loop)
+    def _make_election(self, candidacy: Candidacy) -> AsyncElection:
+        return AsyncElection(candidacy, self._loop)
+
+    def _finalise(self, action: Callable[[], object]) -> None:
+        """Call ``action`` for a finaliser: at once if that is possible, else later on the node's event loop."""
+        if not self._engine.attempt(action):
+            self._loop.call(action)
 
 
 class AsyncTerms:
     """The terms of one node for one role, as an async iterator.
 
-    Not an async generator: who breaks off a loop over one leaves it behind, to be finished by the event loop at some
-    time. This one hands over at once.
+    It is not an async generator: breaking out of a loop over an async generator leaves it for the event loop to finish
+    later. This one hands over at once.
     """
 
     _campaign: Campaign[AsyncElection] | None = None
 
-    def __init__(self, begin: Callable[[], Campaign[AsyncElection]]) -> None:
+    def __init__(
+        self, begin: Callable[[], Campaign[AsyncElection]], finalise: Callable[[Callable[[], object]], None]
+    ) -> None:
         """Begin a campaign and yield its terms."""
         self._begin = begin
+        self._finalise = finalise
         self._campaign = begin()
-        self._term: AsyncTerm | None = None
 
     def __aiter__(self) -> Self:
         """Return itself."""
         return self
 
     async def __anext__(self) -> AsyncTerm:
-        """Wait for the next term. Who is cancelled while waiting stands no more, unless it asks again."""
-        if self._campaign is None:
-            self._campaign = self._begin()
+        """Wait for the next term. If the wait is cancelled, the node stops standing until the next call."""
+        campaign = self._campaign = self._campaign or self._begin()
+        term: AsyncTerm | None = None
         try:
-            self._term = await self._campaign.election.next_term(after=self._term)
-        except BaseException:  # its traceback keeps this object for as long as anybody keeps it
-            self._campaign.end()
+            campaign.check_over()
+            while term is None and campaign.engine.running:
+                await wait_for(campaign.engine, lambda: campaign.has_next)
+                term = campaign.take_next()
+        except BaseException:  # its traceback may keep this object alive, so __del__ would come too late
+            campaign.end()
             self._campaign = None
             raise
-        if self._term is None:
+        if term is None:
             raise StopAsyncIteration
-        return self._term
+        return term
 
     def __del__(self) -> None:
-        """Hand over."""
+        """Hand over after the loop was left."""
         if self._campaign is not None:
-            self._campaign.election.finalise(self._campaign.end)
+            self._finalise(self._campaign.end)

@@ -1,4 +1,4 @@
-"""The command line. Each command is loaded when it is called, so that ``tenure run`` starts quickly."""
+"""The command ``tenure``. Each command is imported when it is called, so that ``tenure run`` starts quickly."""
 
 from __future__ import annotations
 
@@ -9,53 +9,53 @@ from typing import Any
 
 import click
 
-from tenure.cli.common import without_password
-from tenure.version import __version__
+from tenure import __version__
+from tenure.cli.output import without_password
+from tenure.tracebacks import without_locals
 
 COMMANDS = {
     "doctor": "tenure.cli.doctor",
-    "demo": "tenure.cli.demo",
-    "forget": "tenure.cli.house",
-    "history": "tenure.cli.look",
-    "init": "tenure.cli.house",
-    "members": "tenure.cli.look",
-    "resign": "tenure.cli.house",
-    "run": "tenure.cli.run",
-    "sql": "tenure.cli.house",
-    "status": "tenure.cli.look",
-    "watch": "tenure.cli.look",
+    "demo": "tenure.cli.demo.command",
+    "forget": "tenure.cli.admin",
+    "history": "tenure.cli.inspect",
+    "init": "tenure.cli.admin",
+    "members": "tenure.cli.inspect",
+    "resign": "tenure.cli.admin",
+    "run": "tenure.cli.run.command",
+    "sql": "tenure.cli.admin",
+    "status": "tenure.cli.inspect",
+    "watch": "tenure.cli.inspect",
 }
 
 
 class LazyGroup(click.Group):
-    """A group whose commands live in modules that are loaded by need."""
+    """A group whose commands are imported when they are called."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
-        """Return the names, without loading anything."""
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names, without an import."""
         return sorted(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
-        """Load a command."""
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as above
+        """Import a command."""
         home = COMMANDS.get(cmd_name)
-        if home is None:
-            return None
-        command: click.Command = getattr(importlib.import_module(home), cmd_name)
+        command: click.Command | None = getattr(importlib.import_module(home), cmd_name) if home else None
         return command
 
+    @without_locals
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options of the group."""
         with _no_secrets():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Parse the rest, and run the command."""
+        """Parse the options of the command, and run it."""
         with _no_secrets():
             return super().invoke(ctx)
 
 
 @contextlib.contextmanager
 def _no_secrets() -> Iterator[None]:
-    """Complain about a URL in the wrong place without the password in it."""
+    """Remove passwords from usage errors: the caller may have put a URL in the wrong place."""
     try:
         yield
     except click.UsageError as error:
@@ -68,9 +68,11 @@ def _no_secrets() -> Iterator[None]:
 def main() -> None:
     """Leader election for Python services, on the database they already have.
 
+    New here? `tenure demo` shows what Tenure does, `tenure doctor` checks your database, `tenure run` needs no code.
+
     \b
-    The database is --url, else --url-file, else TENURE_URL, else a SQLite file of
-    yours on this machine:
+    The database is --url, else --url-file, else TENURE_URL, else a SQLite file in
+    your state directory; TENURE_REQUIRE_URL=1 makes that last case an error:
         tenure status --url postgresql://localhost/app
         TENURE_URL=sqlite:///app.db tenure history scheduler
     """

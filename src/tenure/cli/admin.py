@@ -1,29 +1,29 @@
-"""The commands that change something: resign, init, sql, forget."""
+"""The commands that administer: init, sql, resign, forget."""
 
 from __future__ import annotations
 
 import sys
+import time
 
 import click
 
-from tenure import schema as tables
-from tenure.cli.common import Seconds, database, place, schema_option, told_errors, without_password
-from tenure.connections import fence_sql
-from tenure.dialects import MYSQL, SQLITE, postgresql
-from tenure.registry import Registry
-from tenure.settings import check_schema
+from tenure import Registry, fence_sql, tables_sql
+from tenure.cli.internals import grants_sql
+from tenure.cli.options import Seconds, database, place, schema_option
+from tenure.cli.output import report_errors, without_password
 
 
 @click.command()
 @click.argument("role")
-@click.option("--to", help="The name or id of the candidate who shall lead next.")
+@click.option("--to", help="The name or id of the candidate that should lead next.")
 @click.option("--timeout", type=Seconds(), default=20.0, show_default=True,
-              help="Seconds to wait for the leader to do it.")  # fmt: skip
+              help="Seconds to wait for the leader to hand over.")  # fmt: skip
 @database
 def resign(role: str, to: str | None, timeout: float, url: str | None, namespace: str | None, schema: str) -> None:
-    """Ask the leader of ROLE to hand over, from any machine.
+    """Ask the leader of ROLE to hand over to another candidate.
 
-    A leader under `tenure run` ends its command first; without --restart it leaves then, with exit code 76.
+    For maintenance: move the work to another machine before you restart or drain one. Run this on any machine that
+    reaches the database. A leader under `tenure run` ends its command first; without --restart it then exits with 76.
 
     \b
     tenure resign scheduler
@@ -32,7 +32,7 @@ def resign(role: str, to: str | None, timeout: float, url: str | None, namespace
     with Registry(url, namespace=namespace, schema=schema) as registry:
         after = registry.resign(role, to, timeout)
     if after is None:
-        click.echo(f"{role}: given up; nobody else stands for it, so the same one may lead again")
+        click.echo(f"{role}: the leader resigned; there is no other candidate, so the same node may lead again")
     else:
         click.echo(f"{role}: {after.name} leads now, with token {after.token}")
 
@@ -41,72 +41,83 @@ def resign(role: str, to: str | None, timeout: float, url: str | None, namespace
 @click.option("--max-ttl", type=float, help="The largest TTL that nodes of the namespace may have, in seconds.")
 @database
 def init(max_ttl: float | None, url: str | None, namespace: str | None, schema: str) -> None:
-    """Create the tables, or bring them up to date. Nodes do that by themselves, where they may.
+    """Create the tables, or bring them up to date.
 
-    The largest permitted TTL (60 s unless changed) is how long everybody waits after the promotion of a replica.
+    Nodes do that themselves. Use this command if their database user may not create tables, or to change the largest
+    permitted TTL, which is 60 s at first. After the promotion of a replica, every node waits for the largest TTL.
 
     \b
     tenure init --url postgresql://owner@localhost/app
     tenure init --max-ttl 30
     """
     registry = Registry(url, namespace=namespace, schema=schema)
-    version = registry.create(max_ttl)
+    version = registry.create(max_ttl, waits=_wait_for_leases)
     limit = "" if max_ttl is None else f"; the largest TTL of namespace {registry.namespace!r} is {max_ttl:g} s"
-    click.echo(f"the tables are there, in version {version}{limit}")
+    click.echo(f"the tables are up to date, in version {version}{limit}")
+
+
+def _wait_for_leases(seconds: float) -> None:
+    """Print why the command waits, and wait."""
+    click.echo(
+        "the namespace is new on a server that was once a replica, and the replica may have lost a namespace of that "
+        f"name: waiting {seconds:.0f} s until every lease in it is over (if you stop, the first node waits instead)",
+        err=True,
+    )
+    time.sleep(seconds)
 
 
 @click.command()
-@click.option(
-    "--dialect", type=click.Choice(["postgresql", "sqlite", "mysql"]), default="postgresql", show_default=True
-)
+@click.option("--dialect", type=click.Choice(["postgresql", "sqlite", "mysql"]), default="postgresql",
+              show_default=True, help="The database to print the statements for.")  # fmt: skip
 @schema_option
-@click.option("--grants", metavar="USER", help="Print the least privileges for a database user who runs nodes.")
-@click.option("--fence", metavar="ROLE", help="Print the statement that fences a transaction, for other languages.")
+@click.option("--grants", metavar="USER", help="Print the statements that grant USER what a node needs, no more.")
+@click.option(
+    "--fence", metavar="ROLE", help="Print the statement that fences a transaction, for programs in other languages."
+)
 @click.option("--namespace", default="default", show_default=True, help="The namespace, for --fence.")
 def sql(dialect: str, schema: str, grants: str | None, fence: str | None, namespace: str) -> None:
-    """Print the statements that create the tables, for people who do not let programs do that.
+    """Print the SQL statements that create the tables.
+
+    For a DBA or a migration tool that creates the tables instead of the nodes. Nothing is executed.
 
     \b
     tenure sql | psql -v ON_ERROR_STOP=1 app
     tenure sql --grants app_user | psql -v ON_ERROR_STOP=1 app
     tenure sql --fence scheduler     # takes the token and the member's id
     """
-    with told_errors():
+    with report_errors():
         if fence is not None and grants is not None:
-            raise click.UsageError("--fence and --grants: give one of them")
-        words = {"sqlite": SQLITE, "mysql": MYSQL}.get(dialect) or postgresql(check_schema(schema))
+            raise click.UsageError("--fence and --grants exclude each other: give one of them")
         if fence is not None:
             texts = [fence_sql(fence, namespace=namespace, schema=schema, database=dialect)]
         elif grants is not None:
             if dialect == "sqlite":
-                raise click.UsageError("--grants: SQLite knows no users")
+                raise click.UsageError("--grants does not apply to SQLite, which has no users: leave it out")
             if not grants or not grants.isprintable():
-                raise click.UsageError(f"--grants {grants!r}: give the name of a database user")
-            texts = tables.grants(words, grants)
+                raise click.UsageError(f"--grants {grants!r} is not a name: give the name of a database user")
+            texts = grants_sql(grants, dialect, schema)
         else:
-            texts = tables.script(words)
+            texts = ["begin", *tables_sql(dialect, schema=schema), "commit"]
         click.echo("\n".join(f"{text};" for text in texts))
 
 
 @click.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @place
 def forget(name: str, *, yes: bool, url: str | None, schema: str) -> None:
-    """Delete everything about the namespace NAME: roles, history, and the highest tokens.
+    """Delete the namespace NAME: its roles, its history and its tokens.
 
-    A namespace of that name begins anew with token 1, so fenced writes of the old one are not refused any more: do this
-    only when nothing uses it.
+    For namespaces that nothing uses any more, such as those of review apps. A new namespace of that name starts with
+    token 1 again, so the fence no longer refuses old writers: make sure that there are none.
 
     \b
     tenure forget review-1234 --yes
     """
     with Registry(url, namespace=name, schema=schema) as registry:
         if not yes:
-            question = (
-                f"Delete namespace {name!r}, with its roles (there are {len(registry.roles())}) and their tokens?"
-            )
+            question = f"Delete namespace {name!r}, with {len(registry.roles())} roles and their tokens?"
             if not click.confirm(without_password(question)):
                 sys.exit(1)
         registry.forget()
-    click.echo(f"namespace {name!r} is forgotten")
+    click.echo(f"namespace {name!r} is deleted")

@@ -1,4 +1,4 @@
-"""The command that examines a database: whether nodes can work there, and what to do where they cannot."""
+"""``tenure doctor``: whether nodes can work on a database, and what to do if not."""
 
 from __future__ import annotations
 
@@ -6,27 +6,31 @@ import sys
 
 import click
 
-from tenure.cli.common import USAGE, as_json, database, on_terminal, print_json
-from tenure.diagnosis import Finding, diagnosed
+from tenure.cli import exit_codes
+from tenure.cli.options import as_json, database
+from tenure.cli.output import on_terminal, print_json
+from tenure.databases.doctor import Finding, diagnosed
 from tenure.settings import node_settings
 
 SHOWN = {"ok": ("ok  ", "green"), "warning": ("warn", "yellow"), "error": ("FAIL", "red")}
-STRICT = 1
-"""The exit code with --strict where nothing fails and something is worth a warning."""
 INDENT = 6
 
 
 @click.command()
 @click.option("--ttl", type=float, help="The TTL of the nodes, in seconds; else TENURE_TTL, else 10.")
-@click.option("--strict", is_flag=True, help="Leave with 1 if there are warnings.")
+@click.option("--strict", is_flag=True, help="Exit with 1 if there are warnings.")
 @database
 @as_json
 def doctor(
     ttl: float | None, *, strict: bool, url: str | None, namespace: str | None, schema: str, json_: bool
 ) -> None:
-    """Examine the database as a node would, and say what to do about what is found.
+    """Check whether nodes can work on the database.
 
-    Nothing in the database is created or changed. Leaves with 0 if nothing fails, and with 2 if something does.
+    If they cannot, it says what to do. Run it before you deploy, with the URL and the database user of the nodes, and
+    when a node does not join. It finds poolers, missing privileges, unsuitable server settings and slow answers. It
+    creates and changes nothing in the database.
+
+    The exit code is 0 if no check fails, and 2 if one fails.
 
     \b
     tenure doctor --url postgresql://localhost/app
@@ -34,26 +38,26 @@ def doctor(
     """
     settings = node_settings(url, name="doctor", namespace=namespace, ttl=ttl, schema=schema)
     if settings.database == "sqlite":
-        from tenure.sqlite_checks import examine  # noqa: PLC0415 - each where it is needed
+        from tenure.databases.sqlite.doctor import examine  # noqa: PLC0415 - each loads its driver
     elif settings.database == "mysql":
-        from tenure.mysql_checks import examine  # noqa: PLC0415
+        from tenure.databases.mysql.doctor import examine  # noqa: PLC0415
     else:
-        from tenure.postgres_checks import examine  # noqa: PLC0415
+        from tenure.databases.postgres.doctor import examine  # noqa: PLC0415
     findings = diagnosed(examine(settings))
     if json_:
         print_json(findings)
     else:
         _print(findings)
     levels = {finding.level for finding in findings}
-    sys.exit(USAGE if "error" in levels else STRICT if strict and "warning" in levels else 0)
+    sys.exit(exit_codes.USAGE if "error" in levels else exit_codes.WARNINGS if strict and "warning" in levels else 0)
 
 
 def _print(findings: list[Finding]) -> None:
-    """Print a line for each finding; for people, the remedy on a line of its own."""
+    """Print a line for each finding; on a terminal, the remedy on the next line."""
     width = max(len(finding.check) for finding in findings)
     for finding in findings:
         word, colour = SHOWN[finding.level]
         remedy = f"remedy: {finding.remedy}" if finding.remedy else ""
         between = "\n" + " " * (INDENT + width + 2) if on_terminal() else "; "
-        told = f"{finding.check:{width}}  {finding.text}" + (between + remedy if remedy else "")
-        click.echo(f"{click.style(word, fg=colour)}  {told}")
+        text = f"{finding.check:{width}}  {finding.text}" + (between + remedy if remedy else "")
+        click.echo(f"{click.style(word, fg=colour)}  {text}")

@@ -1,40 +1,26 @@
-"""The commands that look: status, members, history, watch."""
+"""The commands that show who leads: status, members, history, watch."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import zip_longest
+from itertools import repeat, zip_longest
 from typing import Any
 
 import click
 
-from tenure.cli.common import (
-    Columns,
-    Seconds,
-    ago,
-    as_json,
-    database,
-    on_terminal,
-    one_line,
-    print_json,
-    printable,
-    show,
-    table,
-    when,
-    without_password,
-)
+from tenure import MemberInfo, Registry, RoleInfo, TermRecord
+from tenure.cli.options import Seconds, as_json, database
+from tenure.cli.output import Columns, on_terminal, one_line, print_json, printable, show, table, without_password
 from tenure.errors import StoreUnavailable
-from tenure.registry import MemberInfo, Registry, RoleInfo
-from tenure.values import TermRecord
 
 
 @dataclass(frozen=True)
 class Overview:
-    """A namespace: every role with its leader, and every living member."""
+    """A namespace: every role with its leader, and every living member. ``--json`` prints it."""
 
     namespace: str
     roles: list[RoleInfo]
@@ -42,7 +28,7 @@ class Overview:
 
     @classmethod
     def of(cls, registry: Registry) -> Overview:
-        """Look."""
+        """Read the namespace from the database."""
         return cls(registry.namespace, registry.roles(), registry.members())
 
 
@@ -70,9 +56,10 @@ DETAILS = {**MEMBER_COLUMNS, "LEADS": lambda member: _few(member.leads), "ID": l
 @database
 @as_json
 def status(url: str | None, namespace: str | None, schema: str, *, json_: bool) -> None:
-    """Show every role and who leads it, and every living member.
+    """Show every role and its leader, and every living member.
 
-    A leader that is overdue has not renewed within its TTL: it is dead, paused or cut off, and nobody has taken over.
+    The first command to run when you wonder who leads. An overdue leader has not renewed its lease within its TTL: it
+    is dead, paused or cut off, and no other node has taken over yet.
 
     \b
     tenure status
@@ -83,7 +70,7 @@ def status(url: str | None, namespace: str | None, schema: str, *, json_: bool) 
 
 
 def print_status(registry: Registry, *, json_: bool) -> None:
-    """Print every role and who leads it, and every living member."""
+    """Print every role and its leader, and every living member."""
     overview = Overview.of(registry)
     if json_:
         print_json(overview)
@@ -99,23 +86,21 @@ def print_status(registry: Registry, *, json_: bool) -> None:
 @database
 @as_json
 def members(url: str | None, namespace: str | None, schema: str, *, json_: bool) -> None:
-    """Show every living member: where it runs, what it leads, its id.
+    """Show every living member: where it runs, what it leads, and its id.
+
+    A member is a process with a node that has joined the namespace. Use this to see whether every replica takes part,
+    and with which version and TTL.
 
     \b
-    tenure members --namespace blue
+    tenure members
+    tenure members --namespace blue --json
     """
     with Registry(url, namespace=namespace, schema=schema) as registry:
-        found = registry.members()
-        if json_:
-            print_json(found)
-        elif found:
-            show(found, DETAILS)
-        else:
-            click.echo(_nothing(registry, "members"), err=True)
+        _print(registry.members(), DETAILS, lambda: _nothing(registry, "members"), json_=json_)
 
 
 @dataclass(frozen=True)
-class Line:
+class HistoryRow:
     """A term of the history, and how long the role was without a leader before it."""
 
     token: int
@@ -141,56 +126,47 @@ HISTORY_COLUMNS = {
 
 @click.command()
 @click.argument("role")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1_000_000),
-    default=20,
-    show_default=True,
-    help="How many terms, the newest first.",
-)
+@click.option("--limit", type=click.IntRange(1, 1_000_000), default=20, show_default=True,
+              help="How many terms to show, the newest first.")  # fmt: skip
 @database
 @as_json
 def history(role: str, limit: int, url: str | None, namespace: str | None, schema: str, *, json_: bool) -> None:
-    """Show the terms of ROLE: who led, until when, why it ended, and the gap before.
+    """Show the terms of ROLE: who led, how long, and why each ended.
+
+    Use this after an incident: a term that ended by `death` was a crash, and the gap before the next term says how long
+    the role was without a leader.
 
     \b
-    tenure history scheduler --limit 5
+    tenure history scheduler
+    tenure history scheduler --limit 5 --json
     """
     with Registry(url, namespace=namespace, schema=schema) as registry:
-        lines = with_gaps(registry.history(role, limit + 1))[:limit]
-        if json_:
-            print_json(lines)
-        elif lines:
-            show(lines, HISTORY_COLUMNS)
-        else:
-            missing = f"role {role!r} has no terms in namespace {registry.namespace!r}"
-            click.echo(without_password(missing), err=True)
+        rows = with_gaps(registry.history(role, limit + 1))[:limit]
+        missing = f"role {role!r} has no terms in namespace {registry.namespace!r}"
+        _print(rows, HISTORY_COLUMNS, lambda: without_password(missing), json_=json_)
 
 
-def with_gaps(records: list[TermRecord]) -> list[Line]:
-    """Return the terms, each with the time between the end of the one before and its own beginning."""
-    return [
-        Line(
-            record.token,
-            record.name,
-            record.member_id,
-            record.began,
-            record.ended,
-            record.reason,
-            (record.began - earlier.ended).total_seconds()
-            if earlier and earlier.ended and earlier.reason != "lapsed"  # when that was, its member knows
-            else None,
-        )
-        for record, earlier in zip_longest(records, records[1:])
-    ]
+def with_gaps(records: list[TermRecord]) -> list[HistoryRow]:
+    """Return the terms, each with the time since the end of the previous term."""
+    rows = []
+    for record, earlier in zip_longest(records, records[1:]):
+        # If a term lapsed, only its leader knows when.
+        end = earlier.ended if earlier and earlier.reason != "lapsed" else None
+        gap = (record.began - end).total_seconds() if end else None
+        term = record.token, record.name, record.member_id, record.began, record.ended, record.reason
+        rows.append(HistoryRow(*term, gap))
+    return rows
 
 
 @click.command()
-@click.option("--every", default=0.5, show_default=True, type=Seconds(0.1), help="Seconds between two looks.")
-@click.option("--count", type=click.IntRange(1), help="How many looks; for ever by default.")
+@click.option("--every", default=0.5, show_default=True, type=Seconds(0.1), help="Seconds between two readings.")
+@click.option("--count", type=click.IntRange(1), help="How many readings; endless by default.")
 @database
 def watch(every: float, count: int | None, url: str | None, namespace: str | None, schema: str) -> None:
-    """Show every role and who leads it, again and again; on a pipe, a line for each change.
+    """Show every role and its leader, live.
+
+    Use this during a deployment or a failover test. In a pipe it prints a line for each change. It goes on while the
+    database cannot be reached. Ctrl-C ends it.
 
     \b
     tenure watch
@@ -205,26 +181,24 @@ def watch(every: float, count: int | None, url: str | None, namespace: str | Non
 
 
 def _looks(registry: Registry, every: float, count: int | None) -> Iterator[Overview | str]:
-    """Look again and again. Where the database is away, say so and connect again; but the first look must work."""
+    """Yield a reading each time, or a text while the database cannot be reached; raise if the first reading fails."""
     yield Overview.of(registry)
     connected = True
-    made = 1
-    while count is None or made < count:
+    for _ in repeat(None) if count is None else range(count - 1):
         time.sleep(every)
-        made += 1
         try:
             if not connected:
                 registry.connect()
             look: Overview | str = Overview.of(registry)
             connected = True
         except StoreUnavailable as error:
-            look = f"the database is away: {one_line(error)}"
+            look = f"the database cannot be reached: {one_line(error)}"
             connected = False
         yield look
 
 
 def _on_screen(looks: Iterator[Overview | str]) -> None:
-    from rich.console import Group  # noqa: PLC0415 - only where somebody looks
+    from rich.console import Group  # noqa: PLC0415 - only on a terminal
     from rich.live import Live  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -244,24 +218,24 @@ def _on_screen(looks: Iterator[Overview | str]) -> None:
 
 
 def _fitting(rows: list[Any], columns: Columns, lines: int) -> list[Any]:
-    """Return a table that fits into so many lines, and says what it leaves out."""
+    """Return a table that fits into ``lines``, and how many rows it leaves out."""
     fit = max(1, lines - 3)
     more = [f"… and {len(rows) - fit} more: `tenure status` shows all"] if len(rows) > fit else []
     return ["", table(rows[:fit], columns), *more]
 
 
 AWAY = ""
-"""Stands among the roles, of which none has this name."""
+"""The key of the text about an unreachable database, in a dict that is keyed by role: no role has an empty name."""
 
 
 def _as_lines(looks: Iterator[Overview | str]) -> None:
-    """Print what is new since the look before."""
+    """Print what has changed since the previous reading."""
     known: dict[str, str] = {}
     for look in looks:
         roles = look.roles if isinstance(look, Overview) else []
         lines = {role.role: _line(role) for role in roles}
         if isinstance(look, str):
-            lines = {AWAY: look} | known  # said once, whatever the next complaint is
+            lines = {AWAY: look} | known  # a later text does not replace the first, so it is printed once
         news = [line for role, line in lines.items() if known.get(role) != line]
         if AWAY in known and AWAY not in lines:
             news.insert(0, "the database is back")
@@ -271,9 +245,19 @@ def _as_lines(looks: Iterator[Overview | str]) -> None:
         known = lines
 
 
+def _print(rows: Sequence[Any], columns: Columns, nothing: Callable[[], str], *, json_: bool) -> None:
+    """Print rows as JSON or as a table; on stderr what ``nothing`` returns if there are none."""
+    if json_:
+        print_json(rows)
+    elif rows:
+        show(rows, columns)
+    else:
+        click.echo(nothing(), err=True)
+
+
 def _line(role: RoleInfo) -> str:
     leader = f"led by {role.leader.name}" if role.leader else "without a leader"
-    return printable(f"{role.role} token {role.token} {leader}") + (", who is overdue" if role.overdue else "")
+    return printable(f"{role.role} token {role.token} {leader}") + (", which is overdue" if role.overdue else "")
 
 
 def _renewed(info: Any, overdue: bool) -> str:
@@ -286,5 +270,19 @@ def _few(roles: tuple[str, ...]) -> str:
 
 def _nothing(registry: Registry, what: str) -> str:
     others = [name for name in registry.namespaces() if name != registry.namespace]
-    hint = f"; others are: {', '.join(map(repr, others))}" if others else ""
+    hint = f"; other namespaces: {', '.join(map(repr, others))}" if others else ""
     return without_password(f"namespace {registry.namespace!r} has no {what}{hint}")
+
+
+def ago(seconds: float) -> str:
+    """Return a duration for people."""
+    if seconds < 60:
+        return f"{max(0.0, seconds):.1f} s"
+    units = ((86400, "d"), (3600, "h"), (60, "min"))
+    size, unit = next((size, unit) for size, unit in units if seconds >= size)
+    return f"{seconds / size:.1f} {unit}"
+
+
+def when(moment: datetime) -> str:
+    """Return a moment for people, in their time zone."""
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S}"

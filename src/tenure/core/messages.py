@@ -1,25 +1,26 @@
-"""What the protocol asks of the database, and what it hears: plain values, a pair a job.
+"""Requests of the protocol to the database, and their answers: plain values, in pairs.
 
-A node has two lanes, each a thread with a connection of its own that runs one ask at a time. The control lane holds
-the node's own sentinel and does everything that writes; the watch lane only looks and waits.
+A node has two lanes. Each is a thread with its own connection, and runs one request at a time. The control lane holds
+the node's sentinel and makes every change; the watch lane only reads and waits.
 
-| lane    | ask        | answer     | what happens on the server                                             |
+| lane    | request    | answer     | what happens on the server                                             |
 |---------|------------|------------|------------------------------------------------------------------------|
-| control | Open       | Opened     | connect, create the tables if need be, read who the server is          |
+| control | Open       | Opened     | connect, create missing tables, read the server's identity             |
 | control | Join       | Joined     | take a sentinel, insert the member's row                               |
-| control | Renew      | Standing   | count one renewal; read the roles held and the ones that are vacant    |
-| control | Resume     | Standing   | after a restart of the server: sentinel and row taken up again         |
+| control | Renew      | Standing   | count one renewal; read the roles that are held, and the vacant ones   |
+| control | Resume     | Standing   | after a restart of the server: take a new sentinel and the old row     |
 | control | End        | Ended      | end members that are silent or dead                                    |
 | control | Stand      | Done       | stand for roles, and withdraw from others                              |
 | control | Acquire    | Acquired   | take vacant roles, in one batch                                        |
 | control | Vacate     | Vacated    | mark the term resigned, then give the role up                          |
-| control | Confirm    | Done       | write down that the tables of this server are trusted from now on      |
-| control | Leaders    | LeadersAre | who holds the roles that somebody here observes                        |
+| control | Confirm    | Done       | record that the tables of this server are trusted from now on          |
+| control | Ripen      | Done       | let new memberships rely on a raise of the largest TTL                 |
+| control | Leaders    | LeadersAre | read who holds the roles that the application observes                 |
 | control | Tidy       | Done       | delete old history and old memberships                                 |
-| control | Leave      | Done       | end the own membership                                                 |
+| control | Leave      | Done       | end this membership                                                    |
 | watch   | OpenWatch  | Watching   | connect                                                                |
-| watch   | Look       | Looked     | wait for a sentinel, then read every member and which sentinels stand  |
-| watch   | Knock      | Knocked    | open a fresh connection: is this server still open for business?       |
+| watch   | Look       | Looked     | wait for a sentinel, then read all members and the sentinels held      |
+| watch   | Knock      | Knocked    | open a fresh connection, to see whether the server accepts any         |
 | watch   | Evict      | Done       | terminate the connections of a member that was ended by silence        |
 | watch   | Unblock    | Done       | end abandoned transactions that keep a role from being acquired        |
 """
@@ -28,37 +29,81 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tenure.core import timing
+from tenure.events import EndReason
+
 
 @dataclass(frozen=True)
 class Server:
-    """Which server this is, as far as it matters to the proof of death and to tokens."""
+    """The identity of a server, as far as proofs of death and tokens depend on it."""
 
     start: str
-    """Its start time: sentinels live as long as this."""
+    """Its start time: no sentinel outlives a restart."""
     incarnation: str
     """The line of data it continues (PostgreSQL: system identifier and timeline)."""
     timeline: int = 1
+    place: str = ""
+    """Where the tables are on it (PostgreSQL: oids). A restored copy has another place."""
+    promoted: bool = False
+    """Whether it may have been a replica. If so, it may lack rows that its primary had committed."""
+    file: str = ""
+    """Which file it is (SQLite). It is never stored in the file, because it would be wrong in a copy."""
+
+    @property
+    def line(self) -> str:
+        """What distinguishes these tables from others with the same rows."""
+        return f"{self.incarnation} {self.place}"
+
+    @property
+    def floor(self) -> int:
+        """The lowest token of this timeline. It exceeds all earlier ones, some of which a promoted replica may lack."""
+        return (self.timeline - 1) * 2**40
+
+    @property
+    def unconfirmed(self) -> str:
+        """An incarnation of this system that no server ever has: timelines begin at 1."""
+        return self.incarnation.rpartition(":")[0] + ":0"
 
 
 @dataclass(frozen=True)
 class Confirmed:
-    """The namespace's row: the incarnation on which its tables are trusted."""
+    """The namespace's row: where its tables are trusted, and which TTLs are permitted."""
 
     incarnation: str
     base: int
     max_ttl: float
+    ripe_ttl: float
+    """The longest TTL that a membership may begin with: less than ``max_ttl`` while a raise ripens (R14)."""
+    limits: int = 0
+    """Counts how often the largest TTL was set."""
+    place: str = ""
+
+    @property
+    def line(self) -> str:
+        """The :attr:`Server.line` on which the tables are trusted."""
+        return f"{self.incarnation} {self.place}"
+
+    @property
+    def made_on_a_promoted_server(self) -> bool:
+        """Whether the namespace was missing on a server that may have been promoted, and was created there (R15)."""
+        return self.incarnation.endswith(":0")
+
+    @property
+    def longest_lease(self) -> float:
+        """The longest TTL that may have been given elsewhere, as far as this server can know."""
+        return max(self.max_ttl, timing.DEFAULT_MAX_TTL_S) if self.made_on_a_promoted_server else self.max_ttl
 
 
 @dataclass(frozen=True)
 class Member:
-    """A membership as it is written into its row on joining; only its renewals and epoch change later."""
+    """A membership as the join writes it. Only a resume changes its key later."""
 
     id: str
     name: str
     ttl: float
     takeover: str
     key: int | None
-    """The sentinel's key; None where nobody may act on one (strict, or lease alone). To have one is to be instant."""
+    """The sentinel's key; None if the member has no sentinel (takeover ``strict``, or mode ``lease``)."""
     metadata: str = "{}"
 
 
@@ -83,8 +128,8 @@ class Verdict:
     """
 
     member_id: str
-    reason: str
-    incarnation: str
+    reason: EndReason
+    line: str
     renewals: int | None = None
     epoch: int | None = None
     server_start: str | None = None
@@ -92,23 +137,23 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Held:
-    """A role whose holder is the asking member."""
+    """A role that the asking member holds."""
 
     role: str
     token: int
     requested: bool = False
-    """Somebody asks for this term to be resigned."""
+    """Whether an operator, or another process, asks the leader to resign this term."""
     requested_for: str | None = None
 
 
 @dataclass(frozen=True)
 class Vacancy:
-    """A role that the asking member stands for and nobody living holds."""
+    """A role that the asking member stands for, and that no living member holds."""
 
     role: str
     token: int
     reserved_for: str | None = None
-    """A living member for which the last holder reserved the role."""
+    """The living member for which the last holder reserved the role."""
 
 
 @dataclass(frozen=True)
@@ -126,17 +171,17 @@ class Leader:
 
 @dataclass(frozen=True)
 class Open:
-    """Connect, and read who the server is."""
+    """Connect, and read the server's identity."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The connection stands."""
+    """The connection is open."""
 
     server: Server
     confirmed: Confirmed
     sentinels: bool = True
-    """Whether a sentinel can be held on this connection; not where it leads through a pooler."""
+    """Whether a sentinel can be held on this connection. Behind a pooler it cannot."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +191,7 @@ class Join:
     member: Member
     server: Server
     replaces: tuple[str, ...] = ()
-    """Earlier memberships of this node, to be ended first."""
+    """Earlier memberships of this node. They are ended first."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +199,7 @@ class Joined:
     """The answer to joining."""
 
     sentinel: bool
-    """Whether the sentinel was taken; False if the key belongs to somebody else."""
+    """Whether the sentinel was taken; False if another client holds the key."""
 
 
 @dataclass(frozen=True)
@@ -163,20 +208,23 @@ class Renew:
 
     member_id: str
     alone_in: tuple[str, ...] = ()
-    """Roles that the node stands back from: does anybody else stand for them?"""
+    """Roles that the node stands back from. The answer says for which of them no other node stands."""
 
 
 @dataclass(frozen=True)
 class Resume:
-    """Take up sentinel and row again, after a restart of the server."""
+    """Take up the row again with a new sentinel, after a restart of the server."""
 
     member: Member
+    """As before, but with a new key: another client could have taken the old one while it was free."""
     server: Server
+    epoch: int
+    """Higher than in every earlier attempt, so that no earlier attempt can take effect after this one."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The answer to a renewal: what this member is and could be."""
+    """The answer to a renewal: whether the member lives, which roles it holds, and which ones it could take."""
 
     alive: bool
     held: tuple[Held, ...] = ()
@@ -195,7 +243,7 @@ class End:
 
 @dataclass(frozen=True)
 class Ended:
-    """Who was ended, and what became vacant by it."""
+    """Which members were ended, and which roles are vacant now."""
 
     ids: tuple[str, ...]
     vacant: tuple[Vacancy, ...] = ()
@@ -219,9 +267,9 @@ class Acquire:
     roles: tuple[str, ...]
     floor: int
     unreserved: tuple[str, ...] = ()
-    """Roles whose reservation has been waited out."""
+    """Roles to take although they are reserved for another member, because that member has had its time."""
     patient: bool = False
-    """Wait for the rows' locks for a moment instead of skipping rows that are locked."""
+    """Whether to wait for locked rows for a moment. Otherwise they are skipped."""
 
 
 @dataclass(frozen=True)
@@ -253,10 +301,17 @@ class Vacated:
 
 @dataclass(frozen=True)
 class Confirm:
-    """Write down that the tables of this server are trusted from now on."""
+    """Record that the tables of this server are trusted from now on."""
 
-    old: str
+    old: Confirmed
     server: Server
+
+
+@dataclass(frozen=True)
+class Ripen:
+    """Let new memberships rely on the raise of the largest TTL that this node saw."""
+
+    seen: Confirmed
 
 
 @dataclass(frozen=True)
@@ -268,7 +323,7 @@ class Leaders:
 
 @dataclass(frozen=True)
 class LeadersAre:
-    """Who holds them."""
+    """Who holds the roles that were asked for."""
 
     leaders: tuple[Leader, ...]
 
@@ -280,14 +335,15 @@ class Tidy:
 
 @dataclass(frozen=True)
 class Leave:
-    """End the own membership."""
+    """End this membership; in the history, mark the terms as resigned that were resigned but not vacated yet."""
 
     member_id: str
+    given_up: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class Done:
-    """It is done, and there is nothing to say about it."""
+    """The request succeeded, and there is nothing to report."""
 
 
 # The watch lane ------------------------------------------------------------------------------------------------
@@ -295,53 +351,53 @@ class Done:
 
 @dataclass(frozen=True)
 class OpenWatch:
-    """Connect for looking and waiting."""
+    """Connect the watch lane."""
 
 
 @dataclass(frozen=True)
 class Watching:
-    """The watch connection stands."""
+    """The watch connection is open."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """Wait for a sentinel, then look at everybody."""
+    """Wait for a sentinel to fall, then read all members."""
 
     member_id: str
     wait_for: int | None
-    """The predecessor's key, or None where there is nobody to wait for."""
+    """The predecessor's key; None if there is no member to wait for."""
     seconds: float
 
 
 @dataclass(frozen=True)
 class Looked:
-    """What one look saw."""
+    """What one look found."""
 
     server: Server
     members: tuple[Sighting, ...]
     vacancy: bool = False
-    """Some role that the asking member stands for is vacant."""
+    """Whether some role that the asking member stands for is vacant."""
     slice_s: float = 1.0
-    """How long the next wait may be without leaving a line in the server's log."""
+    """How long the next wait may last without causing a line in the server's log."""
 
 
 @dataclass(frozen=True)
 class Knock:
-    """Ask for a fresh connection, to see whether this server is still open for business."""
+    """Open a fresh connection, to see whether this server still accepts any."""
 
     server_start: str
 
 
 @dataclass(frozen=True)
 class Knocked:
-    """Whether it was."""
+    """Whether the server accepted the connection."""
 
     open: bool
 
 
 @dataclass(frozen=True)
 class Evict:
-    """Terminate the connections of members that were ended."""
+    """Terminate the connections that ended members left behind."""
 
     member_ids: tuple[str, ...]
 
@@ -354,7 +410,9 @@ class Unblock:
     bound_s: float
 
 
-ControlAsk = Open | Join | Renew | Resume | End | Stand | Acquire | Vacate | Confirm | Leaders | Tidy | Leave
-ControlAnswer = Opened | Joined | Standing | Ended | Acquired | Vacated | LeadersAre | Done
-WatchAsk = OpenWatch | Look | Knock | Evict | Unblock
-WatchAnswer = Watching | Looked | Knocked | Done
+ControlRequest = (
+    Open | Join | Renew | Resume | End | Stand | Acquire | Vacate | Confirm | Ripen | Leaders | Tidy | Leave
+)
+ControlReply = Opened | Joined | Standing | Ended | Acquired | Vacated | LeadersAre | Done
+WatchRequest = OpenWatch | Look | Knock | Evict | Unblock
+WatchReply = Watching | Looked | Knocked | Done

@@ -1,4 +1,4 @@
-"""What one node does about its roles: stand, hold, give up, stand back. Pure; no I/O, no clock.
+"""The roles of one node: standing, leading, resigning, standing back, handing over. Pure; no I/O, no clock.
 
 A role goes through a node like this:
 
@@ -7,27 +7,23 @@ A role goes through a node like this:
                    v  │        v
                   busy      vacating
 
-*wanted* is worth an attempt: it was seen vacant, or not looked at yet. *busy* is wanted, but its row is locked by an
-open transaction, so it gets an attempt of its own that waits a moment. *vacating* was given up here, and the database
-does not know yet. A token that was *dropped* (given up, or lapsed) is never taken up again: the role is acquired anew.
+The node tries for a *wanted* role: it was seen vacant, or has not been checked yet. A *busy* role is wanted, but an
+open transaction has locked its row, so it gets a separate attempt that waits a moment. A *vacating* role was resigned
+here, but not in the database yet. A *dropped* token (resigned, or lapsed) is never taken up again: the node acquires
+the role anew.
 """
 
 from __future__ import annotations
 
-from tenure import timing
-from tenure.asks import Acquire, Acquired, Held, Stand, Vacancy, Vacate
-from tenure.events import Deposed, Elected, Event
-
-NEVER = float("inf")
-LONG_AGO = float("-inf")
-RETRY_S = 0.05
+from tenure.core.messages import Acquire, Acquired, Held, Stand, Vacancy, Vacate
+from tenure.core.timing import LONG_AGO, NEVER, RETRY_S, silence
+from tenure.events import Deposed, Elected, EndReason, Event
 
 
-class Candidacy:
+class Roles:
     """The roles of one node."""
 
     def __init__(self, ttl: float, news: list[Event]) -> None:
-        """Stand for nothing yet; tell what happens by appending to ``news``."""
         self.holding: dict[str, int] = {}
         """The terms held: role to token."""
         self.standing: set[str] = set()
@@ -35,14 +31,14 @@ class Candidacy:
         self.busy: list[str] = []
         self.busy_until = LONG_AGO
         self.unregistered: set[str] = set()
-        """Roles stood for, whose candidate's row has not been written for the present membership."""
+        """Roles that the node stands for, but whose candidacy the current membership has not written yet."""
         self.withdrawn: set[str] = set()
         self._ttl = ttl
         self._news = news
         self.untold: set[str] = set()
-        """Roles that were given up here, and the database has not heard of it yet."""
+        """Roles that were resigned here, and whose term is not marked in the database yet."""
         self.working: set[str] = set()
-        """Roles whose work goes on: given up or lost meanwhile, they are vacated here when it has ended (R12)."""
+        """Roles whose work still runs. If one is resigned or lost, it is vacated when its work has ended (R12)."""
         self._vacating: dict[str, tuple[int, str | None, float]] = {}
         self._dropped: dict[str, int] = {}
         self._stand_back: dict[str, tuple[int, float]] = {}
@@ -50,14 +46,14 @@ class Candidacy:
         self._unreserved: set[str] = set()
 
     def stand(self, role: str) -> None:
-        """Become a candidate."""
+        """Become a candidate for the role."""
         if role not in self.standing:
             self.standing.add(role)
             self.withdrawn.discard(role)
             self.unregistered.add(role)
 
     def withdraw(self, role: str, now: float) -> None:
-        """Stop standing; a term that is held is resigned."""
+        """Stop standing for the role; a term that is held is resigned."""
         if role in self.standing:
             self.resign(role, now)
             self.standing.discard(role)
@@ -66,22 +62,22 @@ class Candidacy:
             self.withdrawn.add(role)
 
     def resign(self, role: str, now: float, to: str | None = None) -> None:
-        """Give up a term, stand back for a TTL, and reserve the role for the member ``to`` if one is named."""
+        """Give a term up and stand back for a TTL; reserve the role for the member ``to`` if one is named."""
         token = self.holding.get(role)
         if token is not None:
-            self.lose(role, "resigned")
+            self.lose(role, EndReason.RESIGNED)
             self._stand_back[role] = (token, now + self._ttl)
             self._vacating[role] = (token, to, now)
             self.untold.add(role)
 
-    def lose(self, role: str, reason: str) -> None:
-        """End a term here."""
+    def lose(self, role: str, reason: EndReason) -> None:
+        """End a term."""
         token = self.holding.pop(role)
         self._dropped[role] = token
         self._news.append(Deposed(role, token, reason))
 
     def start_over(self) -> None:
-        """Forget what belonged to a membership that is over; go on standing."""
+        """Forget what belonged to the last membership; stay a candidate for the same roles."""
         self.wanted.clear()
         self.busy.clear()
         self.withdrawn.clear()
@@ -98,7 +94,7 @@ class Candidacy:
 
     @property
     def untried(self) -> bool:
-        """Whether some role stood for has not been tried for since it last looked vacant."""
+        """Whether some role that may be vacant has not been tried for yet."""
         return bool(self.unregistered or self.wanted or self.busy)
 
     @property
@@ -106,18 +102,23 @@ class Candidacy:
         """When the next role is to be vacated in the database."""
         return min((at for role, (_, _, at) in self._vacating.items() if role not in self.working), default=NEVER)
 
-    def stand_ask(self, me: str) -> Stand:
-        """Return what to write about candidacies."""
+    @property
+    def given_up(self) -> tuple[tuple[str, int], ...]:
+        """The terms (role and token) that were resigned and are not vacated in the database yet."""
+        return tuple(sorted((role, token) for role, (token, _, _) in self._vacating.items()))
+
+    def stand_request(self, me: str) -> Stand:
+        """Return which candidacies to write and to remove."""
         return Stand(me, tuple(sorted(self.unregistered)), tuple(sorted(self.withdrawn)))
 
-    def vacate_ask(self, me: str) -> Vacate:
+    def vacate_request(self, me: str) -> Vacate:
         """Return which role to vacate."""
         idle = ((role, term) for role, term in self._vacating.items() if role not in self.working)
         role, (token, to, _) = min(idle, key=lambda item: item[1][2])
         return Vacate(me, role, token, to)
 
-    def acquire_ask(self, me: str, name: str, floor: int) -> Acquire:
-        """Return what to acquire: everything that is wanted, in one batch; a busy role by itself, patiently."""
+    def acquire_request(self, me: str, name: str, floor: int) -> Acquire:
+        """Return what to acquire: all wanted roles in one batch; if there are none, one busy role with a short wait."""
         patient = not self.wanted
         roles = self.busy[:1] if patient else sorted(self.wanted)
         unreserved = tuple(sorted(self._unreserved.intersection(roles)))
@@ -125,40 +126,42 @@ class Candidacy:
 
     # What was answered
 
-    def stood(self, ask: Stand, now: float) -> None:
-        """Take in that candidacies were written: the roles are worth an attempt."""
-        self.unregistered.difference_update(ask.roles)
-        self.withdrawn.difference_update(ask.withdrawn)
-        self.wanted.update(self.standing.intersection(ask.roles).difference(self.holding, self.standing_back(now)))
+    def stood(self, request: Stand, now: float) -> None:
+        """Process the answer to a Stand request: candidacies were written, and the node now tries for these roles."""
+        self.unregistered.difference_update(request.roles)
+        self.withdrawn.difference_update(request.withdrawn)
+        self.wanted.update(self.standing.intersection(request.roles).difference(self.holding, self.standing_back(now)))
 
-    def acquired(self, ask: Acquire, answer: Acquired, now: float, *, trusted: bool) -> None:
-        """Take in which roles were acquired, and which are busy."""
-        self.wanted.difference_update(ask.roles)
-        self._unreserved.difference_update(ask.roles)
-        self.busy = [role for role in self.busy if role not in ask.roles]
+    def acquired(self, request: Acquire, answer: Acquired, now: float, *, trusted: bool) -> None:
+        """Process the answer to an Acquire request: which roles were acquired, and which are busy."""
+        self.wanted.difference_update(request.roles)
+        self._unreserved.difference_update(request.roles)
+        self.busy = [role for role in self.busy if role not in request.roles]
         self.busy.extend(role for role in answer.busy if role in self.standing)
         self.busy_until = now + RETRY_S
         for role, token in answer.tokens.items():
             self._elect(role, token, now, trusted=trusted)
 
-    def vacated(self, ask: Vacate, now: float, *, done: bool) -> None:
-        """Take in that the term was marked, and whether the role is vacant; while it is fenced, try again soon."""
-        self.untold.discard(ask.role)
+    def vacated(self, request: Vacate, now: float, *, done: bool) -> None:
+        """Process the answer to a Vacate request; ``done`` is False while a fenced transaction is open."""
+        self.untold.discard(request.role)
         if done:
-            self._vacating.pop(ask.role, None)
-            if ask.role in self._stand_back:  # from now on: what ran under the term may have taken long to stop
-                self._stand_back[ask.role] = (ask.token, now + self._ttl)
-        elif ask.role in self._vacating:
-            self._vacating[ask.role] = (ask.token, ask.reserved_for, now + RETRY_S)
+            self._vacating.pop(request.role, None)
+            # Stand back from now on: the work under the term may have taken long to stop.
+            if request.role in self._stand_back:
+                self._stand_back[request.role] = (request.token, now + self._ttl)
+        elif request.role in self._vacating:
+            self._vacating[request.role] = (request.token, request.reserved_for, now + RETRY_S)
 
     def reconcile(self, held: tuple[Held, ...], now: float, *, trusted: bool) -> None:
-        """Bring the terms held here and the roles held by this member in the database into line."""
+        """Bring the terms held here into line with the roles that this member holds in the database."""
         tokens = {mine.role: mine.token for mine in held}
         for role, token in list(self.holding.items()):
             if tokens.get(role) != token:
-                self.lose(role, "the role was taken")
+                self.lose(role, EndReason.TAKEN)
+                # The role's row may be gone altogether, if an operator deleted it.
                 if role in self.standing and role not in tokens:
-                    self.unregistered.add(role)  # its row may be gone altogether: somebody deleted it by hand
+                    self.unregistered.add(role)
         for mine in held:
             role, token = mine.role, mine.token
             if self.holding.get(role) == token:
@@ -168,17 +171,19 @@ class Candidacy:
                 pass
             elif role not in self.standing:
                 self._vacating[role] = (token, None, now)
+            # A token that this node has never dropped: the answer to its acquisition was lost.
             elif token > self._dropped.get(role, 0):
-                self._elect(role, token, now, trusted=trusted)  # the reply to an acquire was lost
+                self._elect(role, token, now, trusted=trusted)
+            # The term lapsed here, so the role needs a new token.
             else:
-                self.wanted.add(role)  # it lapsed: only a new token will do
+                self.wanted.add(role)
 
     def consider(self, vacant: tuple[Vacancy, ...], alone_in: tuple[str, ...], me: str, now: float) -> None:
-        """Decide which vacant roles to go for: not while standing back, not while reserved for another.
+        """Decide which vacant roles to try for: not while standing back, not while reserved for another member.
 
-        A reservation is waited out on the own clock, from when it was first seen; it ends with its member. Standing
-        back ends early where nobody else stands, and where somebody else has led since: whoever resigns after a short
-        turn must not find that everybody is being polite.
+        The node waits for a reserved role for a TTL on its own clock, from when it first saw the reservation. Standing
+        back ends early if no other node stands, or if another node has led since. Otherwise nodes that each resign
+        after a short term would all stand back, and no node would lead.
         """
         for vacancy in vacant:
             role = vacancy.role
@@ -188,7 +193,7 @@ class Candidacy:
                 seen = self._reservations.get(role)
                 if seen is None or seen[0] != vacancy.token:
                     seen = self._reservations[role] = (vacancy.token, now)
-                if now < seen[1] + timing.silence(self._ttl):
+                if now < seen[1] + silence(self._ttl):
                     continue
                 self._unreserved.add(role)
             resigned, until = self._stand_back.get(role, (0, LONG_AGO))
@@ -198,7 +203,7 @@ class Candidacy:
             self.wanted.add(role)
 
     def hear_vacant(self, role: str, now: float) -> bool:
-        """Go for a role said to be vacant; False if that takes a look first, as it was resigned here lately."""
+        """Try for a role that was announced as vacant; False if the node stands back, and must renew first."""
         if role in self.standing_back(now):
             return False
         if role in self.standing.difference(self.holding, self._vacating, self.unregistered):
@@ -206,12 +211,12 @@ class Candidacy:
         return True
 
     def _elect(self, role: str, token: int, now: float, *, trusted: bool) -> None:
-        """Begin a term, if the lease behind it is still trusted and somebody here still wants it."""
+        """Begin a term, if the lease is still trusted and the node still stands for the role."""
         if role not in self.standing:
             self._vacating[role] = (token, None, now)
         elif trusted:
             self.holding[role] = token
-            # An adopted term ends the attempts planned before the reply was lost: another would replace it unannounced.
+            # If the term was adopted, an attempt may still be planned. It would replace the term without an event.
             self.wanted.discard(role)
             self.busy = [other for other in self.busy if other != role]
             self._stand_back.pop(role, None)

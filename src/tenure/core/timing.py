@@ -1,37 +1,49 @@
 """How long things last, all derived from the TTL of a membership.
 
-Three durations hold the safety of the lease, and their order is the whole argument. Measured from the moment just
-before the leader sent its last successful renewal:
+The safety of the lease is the order of three durations, counted from the moment just before the leader sent its last
+successful renewal:
 
-    trust(ttl)            the leader stops believing in itself      0.90 · ttl on the leader's clock
+    trust(ttl)            the leader stops trusting its lease       0.90 · ttl on the leader's clock
     silence(ttl)          the others may end it, at the earliest    1.02 · ttl on an observer's clock
     server_patience(ttl)  the server gives up its connection        1.10 · ttl on the server's clock
 
-With every clock's rate within DRIFT of true time the first is over before the others begin: 0.90 / (1 - 0.05) is
-less than 1.02 / (1 + 0.05). A test holds that inequality.
+If the rate of every clock is within DRIFT of true time, the first is over before the others begin: 0.90 / (1 - 0.05) is
+less than 1.02 / (1 + 0.05). A test checks that inequality.
 """
 
 from __future__ import annotations
 
+NEVER = float("inf")
+LONG_AGO = float("-inf")
+"""A due time that never comes, and one that is always past."""
+RETRY_S = 0.05
+"""The first pause after a failure, and the pause between two attempts at a row that is locked."""
+
 DRIFT = 0.05
-"""Clocks may run fast or slow by this share. Their values do not matter."""
+"""The share by which a clock may run fast or slow. What time it shows does not matter."""
 
 MIN_TTL_S = 1.0
 MAX_TTL_S = 3600.0
 DEFAULT_TTL_S = 10.0
 DEFAULT_MAX_TTL_S = 60.0
 
+RIPENS_AFTER_S = 600.0
+"""How old a raise of the largest TTL must be before a membership may rely on it. A promoted replica is assumed to lack
+only commits that are younger than this."""
+
 SLICE_S = 1.0
-"""The longest wait on the server: that long at most is the vacuum horizon held."""
+"""The longest wait on the server. A wait holds back the vacuum horizon."""
+SHORTEST_SLICE_S = 0.2
+"""The shortest wait, even if the server logs each one: a wait costs a round trip."""
 
 
 def margin(ttl: float) -> float:
-    """Return what the leader gives away of its lease: drift, and time to stop what it runs."""
+    """Return how much of its lease the leader does not use: drift, and time to stop its work."""
     return ttl / 10
 
 
 def trust(ttl: float) -> float:
-    """Return how long a leader believes in a renewal, from just before it was sent."""
+    """Return how long a leader trusts a renewal, from just before it was sent."""
     return ttl - margin(ttl)
 
 
@@ -43,7 +55,7 @@ def silence(ttl: float) -> float:
 def server_patience(ttl: float) -> float:
     """Return how long the server keeps a connection (and its sentinel) that has gone quiet.
 
-    Never less than the trust of its owner: a sentinel freed earlier would be a false proof of death.
+    It is never less than the trust of its owner: a sentinel that is freed earlier would be a false proof of death.
     """
     return ttl + margin(ttl)
 

@@ -1,7 +1,4 @@
-"""How a connection is opened, and what becomes of it in a forked child; and how psycopg opens one to PostgreSQL.
-
-The URL goes to libpq as it is, so its parameters (sslmode, service, …) work as everywhere. No message quotes it.
-"""
+"""What the connectors of servers have in common: limits of time, forks, passwords that are shown nowhere, warnings."""
 
 from __future__ import annotations
 
@@ -13,23 +10,23 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from tenure.errors import ConfigError, StoreUnavailable
+from tenure import fork
+from tenure.errors import ConfigError, StoreUnavailable, TenureError
 from tenure.settings import Password, check_password
 
-if TYPE_CHECKING:
-    import psycopg
-
-Opened = TypeVar("Opened", bound="Closeable")
+Connection = TypeVar("Connection", bound="Closeable")
+Answer = TypeVar("Answer")
 
 log = logging.getLogger("tenure.postgres")
 
+CONNECT_TIMEOUT_S = 5
 SECRETS = ("password", "sslpassword", "oauth_client_secret")
 
 
 def load() -> Any:
-    """Import psycopg, or say which extra brings it."""
+    """Import psycopg, or raise an error that names the extra to install."""
     try:
         import psycopg  # noqa: PLC0415
     except ImportError:
@@ -47,48 +44,27 @@ class Closeable(Protocol):
 
 
 class HasFileno(Protocol):
-    """A socket, or a connection that shows its own."""
+    """A socket, or a connection that has one."""
 
     def fileno(self) -> int:
         """Return the descriptor of the socket."""
         ...
 
 
-def shut_down(connection: HasFileno) -> None:
-    """Make whatever hangs on a connection fail at once, from any thread."""
+def shut_down_socket(connection: HasFileno) -> None:
+    """Make a call that hangs on a connection fail at once, from any thread."""
     with contextlib.suppress(Exception):
         duplicate = socket.socket(fileno=socket.dup(connection.fileno()))
         with duplicate:
             duplicate.shutdown(socket.SHUT_RDWR)
 
 
-def parse_url(url: str) -> dict[str, Any]:
-    """Return libpq's view of the URL. No message quotes it, nor what may be a piece of a password."""
-    psycopg = load()
-    parameters: dict[str, Any] | None = None
-    if not STRAY_AT.match(url.partition("://")[2]):
-        with contextlib.suppress(psycopg.Error, UnicodeError):  # which quote the URL, password and all
-            parameters = psycopg.conninfo.conninfo_to_dict(url)
-    if parameters is None:
-        raise ConfigError(
-            "the PostgreSQL URL is malformed, or has a parameter after the ? that libpq does not know: expected "
-            "postgresql://user:password@host:port/database, special characters in user and password percent-encoded"
-        )
-    for port in filter(None, str(parameters.get("port", "")).split(",")):
-        if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
-            raise ConfigError(
-                "the port in the PostgreSQL URL must be a number from 1 to 65535 (and a password stands before an @, "
-                "with special characters percent-encoded)"
-            )
-    return parameters
-
-
 STRAY_AT = re.compile(r"[^/@]*@[^/?]*@|[^?]*/[^?]*@")
-"""An @ in the host or the database: a password with an @ or a / in it, which libpq would cut there."""
+"""An @ in the host or the database: the password has an @ or a / in it, and libpq would cut it there."""
 
 
 def without_secrets(parameters: dict[str, Any], message: str) -> str:
-    """Return what the driver says, with every secret that it was given blotted out."""
+    """Return a message of the driver, with ``***`` for every secret in the parameters."""
     for secret in filter(None, map(parameters.get, SECRETS)):
         message = message.replace(str(secret), "***")
     return message
@@ -96,8 +72,9 @@ def without_secrets(parameters: dict[str, Any], message: str) -> str:
 
 _connections: weakref.WeakSet[HasFileno] = weakref.WeakSet()
 _attempts: set[object] = set()
+"""The connections that are being opened, which have no object yet."""
 _forking: set[int] = set()
-"""All connections; those on their way, which have no object yet; the threads that fork at this moment."""
+"""The threads that fork at this moment."""
 
 
 def _before_fork() -> None:
@@ -110,10 +87,10 @@ def _after_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Let go of every inherited connection, without a word to the server.
+    """Drop every inherited connection without a message to the server.
 
-    Closing politely would end the parent's session; keeping the socket would keep a dead parent's sentinel. The
-    descriptor is replaced, so that whatever the driver writes later goes nowhere.
+    A regular close would end the parent's session. An open socket would keep a dead parent's sentinel. So the
+    descriptor is replaced, and what the driver writes later goes nowhere.
     """
     for connection in list(_connections):
         with contextlib.suppress(Exception), open(os.devnull, "r+b", buffering=0) as nowhere:  # noqa: PTH123
@@ -123,20 +100,14 @@ def _after_fork_in_child() -> None:
     _forking.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+fork.register(fork.Place.CONNECTIONS, before=_before_fork, in_parent=_after_fork, in_child=_after_fork_in_child)
 
 
-def dial(parameters: dict[str, Any]) -> psycopg.Connection[Any]:
-    """Connect by psycopg."""
-    return unforked(lambda: load().connect(autocommit=True, **parameters), lambda connection: connection)
+def connect_outside_fork(connect: Callable[[], Connection], socket_of: Callable[[Connection], HasFileno]) -> Connection:
+    """Connect, and connect again if the process forked meanwhile: the child has the socket, and no hook would close it.
 
-
-def unforked(connect: Callable[[], Opened], socket_of: Callable[[Opened], HasFileno]) -> Opened:
-    """Connect, again if the process forked meanwhile: the child holds the socket, and nobody there knows of it.
-
-    Not for ever: a process that forks all the time would never connect. Then a child may keep the sentinel of a parent
-    that died, and the others wait for the TTL.
+    The number of attempts is limited, or a process that forks all the time would never connect. After the last one a
+    child may keep the sentinel of a parent that died, and the other nodes wait for the TTL.
     """
     for last in (False, False, False, False, True):
         attempt = object()
@@ -153,8 +124,11 @@ def unforked(connect: Callable[[], Opened], socket_of: Callable[[Opened], HasFil
 
 
 @contextlib.contextmanager
-def limited(cut: Callable[[], None], seconds: float, complaint: str = "") -> Iterator[None]:
-    """Cut a connection if the block takes longer, and say so after the complaint."""
+def time_limit(cut: Callable[[], None], seconds: float, complaint: str = "") -> Iterator[None]:
+    """Cut a connection if the block takes longer than ``seconds``, and raise StoreUnavailable.
+
+    ``complaint`` is the beginning of the error's message.
+    """
     late = threading.Event()
 
     def end() -> None:
@@ -174,69 +148,88 @@ def limited(cut: Callable[[], None], seconds: float, complaint: str = "") -> Ite
         timer.cancel()
 
 
-class Openings:
-    """Connections that are being opened, or used for the first time: each for so long at most."""
+class Connector:
+    """Opens connections to one URL. Its ``repr`` names the server, without the password."""
 
-    def __init__(self, cut: Callable[[Any], None]) -> None:
-        """Take how a connection is cut from another thread."""
+    def __init__(
+        self, parameters: dict[str, Any], ttl: float, label: str, password: Password | None, cut: Callable[[Any], None]
+    ) -> None:
+        """``cut`` is the function that cuts a connection from another thread."""
+        if password is not None and "password" in parameters:
+            raise ConfigError("the URL has a password, and password= gives another: leave one of them out")
+        self._parameters = parameters
+        self._ttl = ttl
+        self._label = label
+        self._password = password
         self._cut = cut
-        self._open: set[Any] = set()
+        self._pending: set[Any] = set()
 
     @contextlib.contextmanager
-    def limited(self, connection: Any, seconds: float, complaint: str = "") -> Iterator[None]:
-        """Cut the connection if the block takes longer, or on :meth:`abort`: it may hang in a pooler's queue."""
-        self._open.add(connection)
+    def time_limit(self, connection: Any, seconds: float, complaint: str | None = None) -> Iterator[None]:
+        """Cut the connection if the block takes longer than ``seconds``, or on :meth:`abort`.
+
+        The block may hang in a pooler's queue.
+        """
+        complaint = f"cannot use {self!r}: " if complaint is None else complaint
+        self._pending.add(connection)
         try:
-            with limited(lambda: self._cut(connection), seconds, complaint):
+            with time_limit(lambda: self._cut(connection), seconds, complaint):
                 yield
         finally:
-            self._open.discard(connection)
+            self._pending.discard(connection)
 
     def abort(self) -> None:
-        """Make whatever is being opened fail at once, from any thread."""
-        for connection in list(self._open):
+        """Make every connection that is being opened fail at once, from any thread."""
+        for connection in list(self._pending):
             self._cut(connection)
 
+    def _first_use(
+        self, connection: Any, use: Callable[[Any], Answer], told: Callable[[BaseException], str] = str
+    ) -> Answer:
+        """Use a new connection within the time limit; close it if that fails.
 
-_told: set[str] = set()
-_telling = threading.Lock()
+        The driver's error is not raised on: its context and its variables may hold the password.
+        """
+        try:
+            with self.time_limit(connection, CONNECT_TIMEOUT_S):
+                return use(connection)
+        except TenureError:
+            connection.close()
+            raise
+        except Exception as error:  # noqa: BLE001 - see above
+            complaint = told(error)
+        with contextlib.suppress(Exception):
+            connection.close()
+        raise StoreUnavailable(f"cannot use {self!r}: {complaint}")
 
 
-def stays_here(connection: psycopg.Connection[Any]) -> bool:
-    """Whether a connection does not leave this machine."""
-    return is_here(connection.info.hostaddr)
+_warned: set[str] = set()
+_warn_lock = threading.Lock()
 
 
 def is_here(address: str | None) -> bool:
-    """Whether an address is this machine's, as that of a Unix socket, which has none, is."""
-    import ipaddress  # noqa: PLC0415 - nobody needs it who does not come here
+    """Whether an address is on this machine. A Unix socket has no address, and is always on this machine."""
+    import ipaddress  # noqa: PLC0415 - only needed here
 
     return not address or ipaddress.ip_address(address).is_loopback
 
 
-def warn_of_eavesdroppers(connection: psycopg.Connection[Any]) -> None:
-    """Say once for each server if what is sent there, fenced writes included, can be read and changed on its way."""
-    if not (stays_here(connection) or connection.pgconn.ssl_in_use):
-        server = f"{connection.info.host}:{connection.info.port}"
-        tell_once(server, "add sslmode=require to the URL, or better verify-full")
-
-
-def tell_once(server: str, remedy: str) -> None:
-    """Warn of eavesdroppers, the first time for each server."""
-    with _telling:
-        if server in _told:
+def warn_once(server: str, remedy: str) -> None:
+    """Warn that a connection is not encrypted, the first time for each server."""
+    with _warn_lock:
+        if server in _warned:
             return
-        _told.add(server)
+        _warned.add(server)
     log.warning("the connection to %s is not encrypted: %s", server, remedy)
 
 
 def present_password(password: Password | None) -> str | None:
-    """Return the password that holds now, if one was given beside the URL; a function is asked each time."""
+    """Return the current password, if ``password=`` gives one beside the URL. A function is called each time."""
     if password is None or isinstance(password, str):
         return password
     try:
         present = password()
-    except Exception as error:  # noqa: BLE001 - the application's own
+    except Exception as error:  # noqa: BLE001 - the function is the application's
         kind = type(error).__name__
     else:
         return check_password(present)

@@ -1,7 +1,4 @@
-"""Runs the application's callbacks and feeds its event loops, away from the engine's threads.
-
-A callback may block or raise; the engine must not notice. One thread, started with the first thing to do.
-"""
+"""The thread that calls the application's callbacks, which may block or raise without disturbing the engine."""
 
 from __future__ import annotations
 
@@ -13,11 +10,10 @@ from collections.abc import Callable
 log = logging.getLogger("tenure.callbacks")
 
 
-class Dispatcher:
-    """Calls things in order, on one thread of its own."""
+class CallbackThread:
+    """Calls actions in order, on one thread that is started with the first of them."""
 
     def __init__(self, name: str) -> None:
-        """Start no thread yet."""
         self._name = name
         self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -25,17 +21,17 @@ class Dispatcher:
         self._lock = threading.Lock()
 
     def call(self, action: Callable[[], object]) -> None:
-        """Have ``action`` called soon."""
+        """Call ``action`` soon, on the thread."""
         with self._lock:
             self._queue.put(action)
             if self._closed:
-                self._queue.put(None)  # a latecomer: its thread ends with it
+                self._queue.put(None)  # this call comes after close(), so the new thread ends right after it
             if self._closed or self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name=f"tenure-callbacks-{self._name}", daemon=True)
                 self._thread.start()
 
     def close(self, timeout: float) -> None:
-        """Finish what was asked for, and end the thread."""
+        """Call what is queued, and end the thread."""
         with self._lock:
             already, self._closed = self._closed, True
             thread = self._thread

@@ -1,4 +1,7 @@
-"""Tenure in the frameworks that people have. Each module needs its extra, and is imported by whoever uses it."""
+"""Integrations with common frameworks. Each module needs its extra, and is imported only by code that uses it.
+
+They use only Tenure's public names, with the exceptions that ``tests/architecture/test_packages.py`` lists.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ import contextlib
 import hashlib
 from collections.abc import Iterator
 
-from tenure.errors import ConfigError
+from tenure import ConfigError
 from tenure.settings import check_name
 
 
 @contextlib.contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Import a framework in the block, and say how to install it where it is missing."""
+    """Wrap a block that imports a framework: if it is missing, raise a ConfigError that says how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -23,7 +26,7 @@ def extra(name: str) -> Iterator[None]:
 
 
 def job_name(identifier: str) -> str:
-    """Return the name under which runs of a scheduler's job are claimed: its own, where that can be one."""
+    """Return the name under which a job's runs are claimed: its id, or a hash of an id that cannot be a name."""
     try:
         return check_name("job", identifier)
     except ConfigError:

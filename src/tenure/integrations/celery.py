@@ -1,18 +1,18 @@
-"""Celery's beat, as many of them as you like, of which one beats.
+"""Celery's beat: run any number of beat processes; only the leader sends.
 
     celery -A app beat -S tenure.integrations.celery:LeaderScheduler
 
-Every beat stands for a role. The one that leads sends what is due; the others send nothing and wait. What was sent last
-is not in a file beside each beat but in the database, so whoever leads next goes on where the last one stopped:
+Every beat stands for a role. The leader sends what is due; the others wait. The database, and not a file beside each
+beat, keeps what was sent last. So the next leader continues where the previous one stopped:
 
-* A run is named by the moment at which it is due. Before its message is sent, that run is claimed under the fence, in a
-  transaction of its own: no run is claimed twice, and none by a beat whose term is over. So a message is sent at most
-  once; a beat that dies between the two, or whose broker refuses the message, leaves that run out.
-* The next run is counted from the one that was claimed last, not from the moment of the election: intervals keep their
-  phase. What was missed while nobody led is sent once, as of the latest time at which it was due, as Celery does.
+* A run is named by the moment at which it is due. The beat claims the run under the fence, in a transaction, before it
+  sends the message. No run is claimed twice, and none by a beat whose term is over. So a message is sent at most once.
+  If the beat dies between claim and message, or the broker refuses the message, that run is left out.
+* The next run is counted from the run that was claimed last, not from the election, so intervals keep their phase.
+  Runs that were missed while no beat led are sent once, for the latest time at which they were due, as Celery does.
 * An entry that was never sent is counted from the moment at which a leader first saw it.
 
-A beat whose database is away sends nothing: nobody could know whether another has sent it.
+A beat that cannot reach its database sends nothing: it cannot know whether another beat has sent the run.
 """
 
 from __future__ import annotations
@@ -24,12 +24,9 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any
 
-from tenure.election import Election
-from tenure.errors import ConfigError, NotLeader, StoreUnavailable, TenureError, WaitTimeout
+from tenure import ConfigError, Election, JobRecord, Node, NotLeader, StoreUnavailable, TenureError, Term, WaitTimeout
 from tenure.integrations import extra, job_name
-from tenure.node import Node
-from tenure.term import Term
-from tenure.values import JobRecord
+from tenure.tracebacks import without_locals
 
 with extra("celery"):
     from celery import schedules
@@ -42,22 +39,22 @@ log = logging.getLogger("tenure.services")
 
 DEFAULT_ROLE = "beat"
 SETTINGS = ("url", "direct_url", "password", "name", "namespace", "ttl", "takeover", "schema")
-"""What of a node's settings may be in Celery's configuration, each with ``tenure_`` before it; and ``tenure_role``."""
+"""The settings of a node that Celery's configuration may have, as ``tenure_url`` and so on, besides ``tenure_role``."""
 WAIT_S = 1.0
-"""How long a tick of a beat that does not lead waits for its election."""
+"""How long one tick of a beat that does not lead waits to be elected."""
 RETRY_S = 1.0
 HAND_OVER_S = 5.0
 KEPT = timedelta(days=7)
-"""How long the runs of an entry that is not in the schedule any more are remembered."""
+"""How long the database keeps the last run of an entry that is no longer in the schedule."""
 AHEAD = timedelta(seconds=5)
-"""A last run so far in the future is worth a warning: the clocks of two beats differ."""
+"""A last run that is further in the future than this causes a warning: the clocks of two beats differ."""
 
 
 class LeadingMixin:
-    """Makes a scheduler class of Celery's send only while this beat leads: name it before that class.
+    """Makes a scheduler class of Celery send only while this beat leads. List it before that class.
 
-    ``class MyScheduler(LeadingMixin, TheirScheduler)`` finds the entries as theirs does; when each was last sent, it
-    knows from the database.
+    ``class MyScheduler(LeadingMixin, TheirScheduler)`` finds the entries as ``TheirScheduler`` does, and reads from the
+    database when each of them was last sent.
     """
 
     app: Any
@@ -70,28 +67,29 @@ class LeadingMixin:
     _said: str | None = None
 
     def setup_schedule(self) -> None:
-        """Check the settings, and make the node; it is started with the first tick."""
+        """Check the settings, and create the node. The first tick starts it."""
         self._role = self.app.conf.get("tenure_role") or DEFAULT_ROLE
         self._node = Node(**self.node_settings(), start="wait")
         self._last: dict[str, datetime] = {}
-        """When the last run of each entry was due that somebody has claimed, or where its first interval began."""
+        """When the last claimed run of each entry was due, or when its first interval began."""
         self._due: dict[str, datetime] = {}
         """The runs that this tick has found to be due."""
         super().setup_schedule()  # type: ignore[misc]
 
+    @without_locals
     def node_settings(self) -> dict[str, Any]:
-        """Return the settings of the node that Celery's configuration has; the environment has the rest."""
+        """Return the settings of the node that are in Celery's configuration. The rest come from the environment."""
         conf = self.app.conf
         known = {f"tenure_{name}" for name in (*SETTINGS, "role")}
         unknown = sorted(name for name in conf if name.startswith("tenure_") and name not in known)
         if unknown:
-            raise ConfigError(f"unknown settings {', '.join(unknown)}: there are {', '.join(sorted(known))}")
+            raise ConfigError(f"unknown settings {', '.join(unknown)}: use only {', '.join(sorted(known))}")
         return {name: conf.get(f"tenure_{name}") for name in SETTINGS if conf.get(f"tenure_{name}") is not None}
 
     # The beat ----------------------------------------------------------------------------------------------------
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """Send what is due if this beat leads; return the seconds until the next look."""
+        """Send what is due if this beat leads; return the seconds until the next tick."""
         if self._election is None:
             assert self._node is not None
             self._election = self._node.start().election(self._role)
@@ -114,15 +112,15 @@ class LeadingMixin:
 
     def _stand_by(self, election: Election) -> None:
         self._lost()
-        in_doubt = self._term is not None  # the database restarts, and the term may go on
+        in_doubt = self._term is not None  # the database may be restarting, and the term may continue
         if in_doubt or (self._said or "").startswith("Not leader"):
             return
         with contextlib.suppress(TenureError):
             leader = election.leader()
-            self._say(f"Not leader, beat not started: {leader.name if leader else 'nobody'} leads")
+            self._say(f"Not leader, beat not started: {leader.name if leader else 'no beat'} leads")
 
     def _lost(self) -> None:
-        """Take leave of a term that is over."""
+        """Log the end of a term that is over, and drop it."""
         reason = None if self._term is None else self._term.lost_reason
         if reason is not None:
             self._say(f"Lost leadership ({reason}), stopping beat", reason=reason)
@@ -134,21 +132,21 @@ class LeadingMixin:
         return RETRY_S
 
     def _take_over(self, term: Term) -> None:
-        """Begin a term: forget what this beat knew of a time before it."""
+        """Begin a term: drop what this beat remembers of earlier ones."""
         self._lost()
         self._begin_anew()
         self._term = term
         self._last.clear()
 
     def _begin_anew(self) -> None:
-        """Have the next tick look at all entries: one that was taken off the heap may not have been put back."""
+        """Have the next tick check all entries: an entry that was taken off the heap may not have been put back."""
         self._heap = None
         self._due.clear()
 
     # When an entry is due ------------------------------------------------------------------------------------------
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
-        """Let every entry know when it was last sent, by whomever."""
+        """Set the last run of each entry, whichever beat sent it."""
         entries: Mapping[str, Any] = self.schedule
         new = [entry for name, entry in entries.items() if name not in self._last]
         if new:
@@ -158,7 +156,7 @@ class LeadingMixin:
         super().populate_heap(*args, **kwargs)  # type: ignore[misc]
 
     def _learn(self, new: list[Any], entries: Mapping[str, Any]) -> None:
-        """Read when the new entries were last sent; begin to count for those that never were."""
+        """Read when the new entries were last sent; for those that were never sent, begin to count now."""
         assert self._election is not None
         assert self._term is not None
         with _database():
@@ -183,24 +181,24 @@ class LeadingMixin:
                 ahead = last - _now()
                 if ahead > AHEAD:
                     self._log(
-                        f"the last run of {entry.name} is {ahead} ahead of this host's clock, and nothing is sent "
-                        "before that: compare the clocks of the beats",
+                        f"the last run of {entry.name} is {ahead} ahead of this host's clock, and no run is sent "
+                        "until then: compare the clocks of the beats",
                         logging.WARNING,
                     )
 
     def first_seen(self, entry: Any) -> datetime:  # noqa: ARG002
-        """Return from when on an entry is counted that was never sent."""
+        """Return the moment from which an entry that was never sent is counted."""
         return _now()
 
     def resume(self, entry: Any, record: JobRecord) -> None:
-        """Take in what is known of the runs of an entry; for schedulers that know more of it than its last run."""
+        """Update an entry from its record in the database, in schedulers that keep more than the last run."""
 
     @staticmethod
     def _remind(entry: Any, last: datetime) -> None:
         entry.last_run_at = last.astimezone(_zone_of(entry.schedule))
 
     def is_due(self, entry: Any) -> Any:
-        """Tell whether an entry is due, and when next; and note which run it is."""
+        """Return whether an entry is due, and when it is due next; note which run is due."""
         last = self._last[entry.name]
         self._remind(entry, last)
         state = super().is_due(entry)  # type: ignore[misc]
@@ -212,7 +210,7 @@ class LeadingMixin:
         return schedules.schedstate(is_due=True, next=wait_s if wait_s > 0 else state[1])
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
-        """Claim the run, and send it if nobody has claimed it before."""
+        """Claim the run, and send it if it was not claimed before."""
         term, due = self._term, self._due.pop(entry.name)
         assert term is not None
         with _database(), term.transaction() as transaction:
@@ -221,7 +219,7 @@ class LeadingMixin:
         if not claimed:
             self._log(f"the run of {entry.name} that was due at {due} was claimed before: not sent")
             return
-        if not term.valid:  # stopped since: what is late by who knows how much is better left out
+        if not term.valid:  # this process was paused in between, and the run may be very late: leave it out
             self._log(f"the run of {entry.name} that was due at {due} is left out: the term is over", logging.WARNING)
             return
         options = entry.options
@@ -235,13 +233,13 @@ class LeadingMixin:
     # The end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Hand over. May be called twice: from the handler of a signal, and at the end."""
+        """Close the node, which hands over. May be called twice: by the handler of a signal, and at the end."""
         try:
             super().close()  # type: ignore[misc]
         finally:
             if self._node is not None:
-                # Not here: the handler may have come in the midst of anything, with locks that closing needs. The
-                # process does not end before this thread has.
+                # Close in a thread: a signal handler may have interrupted code that holds a lock which closing needs.
+                # The process does not end before the thread has ended.
                 if self._closer is None:
                     self._closer = threading.Thread(target=self._node.close, name="tenure-close")
                     self._closer.start()
@@ -249,11 +247,11 @@ class LeadingMixin:
 
     @property
     def info(self) -> str:
-        """What the banner shows."""
+        """The line in beat's banner."""
         return f"    . role -> {self.app.conf.get('tenure_role') or DEFAULT_ROLE} (one beat at a time sends)"
 
     def _say(self, text: str, level: int = logging.INFO, reason: str | None = None) -> None:
-        """Log it, if it is something else than last time."""
+        """Log a text, unless it is the same as the last one."""
         if text != self._said:
             self._said = text
             self._log(text, level, reason)
@@ -272,9 +270,9 @@ class LeadingMixin:
 
 
 class LeaderScheduler(LeadingMixin, PersistentScheduler):  # type: ignore[misc]
-    """The entries of ``beat_schedule``, sent by one beat at a time; what was sent last is kept in the database.
+    """The entries of ``beat_schedule``, sent by one beat at a time. The database keeps what was sent last.
 
-    There is no schedule file: ``--schedule`` says nothing here.
+    There is no schedule file: ``--schedule`` has no effect.
     """
 
     def _open_schedule(self) -> Any:
@@ -282,44 +280,45 @@ class LeaderScheduler(LeadingMixin, PersistentScheduler):  # type: ignore[misc]
 
 
 class _Memory(dict[str, Any]):
-    """A shelf that lives as long as the beat: several beats in one directory would fight for a file."""
+    """A shelf in memory instead of a file, which several beats in one directory would compete for."""
 
     def sync(self) -> None:
-        """Write nothing."""
+        """Do nothing: there is no file."""
 
     def close(self) -> None:
-        """Close nothing."""
+        """Do nothing: there is no file."""
 
 
 # --- due times ------------------------------------------------------------------------------------------------
 
 
 def next_due(schedule: Any, after: datetime, now: datetime) -> datetime:
-    """Return when a schedule of Celery's is due for the first time after ``after``."""
+    """Return when a schedule of Celery is first due after ``after``."""
     zone, kept = _zone_of(schedule), schedule.nowfun
-    schedule.nowfun = lambda: now.astimezone(zone)  # the answer must not depend on how long the question takes
+    schedule.nowfun = lambda: now.astimezone(zone)  # the answer must not depend on the time that the call takes
     try:
         due: datetime = now + schedule.remaining_estimate(after.astimezone(zone))
-    except NotImplementedError:  # a schedule of somebody's own that answers is_due() and no more
+    except NotImplementedError:  # a custom schedule that has is_due() only
         return now
     finally:
         schedule.nowfun = kept
     if isinstance(schedule, (schedules.crontab, schedules.schedule)) or not due.microsecond:
         return due
-    return due.replace(microsecond=0) + timedelta(seconds=1)  # the sun's times depend a little on where one starts
+    # Solar times vary by fractions of a second, depending on the moment from which they are computed.
+    return due.replace(microsecond=0) + timedelta(seconds=1)
 
 
 def latest_due(schedule: Any, last: datetime, now: datetime) -> datetime:
-    """Return the latest moment up to ``now`` at which a schedule was due, or its next if it was not since ``last``.
+    """Return the latest moment up to ``now`` at which a schedule was due; if none since ``last``, its next due time.
 
-    Whatever was missed before that is not made up for.
+    Runs that were missed before that moment are not made up for.
     """
     if isinstance(schedule, schedules.schedule):
         if schedule.run_every <= timedelta(0):
             return now
         missed = max(0, (now - last) // schedule.run_every - 1)
         due = next_due(schedule, last + missed * schedule.run_every, now)
-        while due < (following := next_due(schedule, due, now)) <= now:  # times that are rounded may be one more
+        while due < (following := next_due(schedule, due, now)) <= now:  # rounded times may allow one more
             due = following
         return due
     due = next_due(schedule, last, now)
@@ -336,7 +335,7 @@ def latest_due(schedule: Any, last: datetime, now: datetime) -> datetime:
 
 
 def _zone_of(schedule: Any) -> tzinfo | None:
-    """Return the time zone by whose days and hours a schedule counts."""
+    """Return the time zone in which a schedule counts days and hours."""
     zone: tzinfo | None = maybe_make_aware(schedule.now()).tzinfo
     return zone
 
@@ -346,7 +345,7 @@ def _zone_of(schedule: Any) -> tzinfo | None:
 
 @contextlib.contextmanager
 def _database() -> Iterator[None]:
-    """Give whatever a driver calls a database that is away the name that everybody knows."""
+    """Turn the errors of a driver into StoreUnavailable."""
     try:
         yield
     except TenureError:

@@ -2,18 +2,18 @@
 
     from tenure.integrations.otel import observe
 
-    observe(node)                            # with the tracer provider that the application has set
+    observe(node)                            # with the application's tracer provider
 
 A term is one trace of two spans:
 
     tenure.elected   a moment, exported as soon as the node leads
-    tenure.term      from the election to the end, its child, exported when the term is over
+    tenure.term      its child: from the election to the end of the term, exported at the end
 
-Not one long span: a span is exported when it ends, so a leader that is killed would never have led. Not log events
-either: OpenTelemetry's API for them is not stable in Python, and whoever exports the standard library's logging gets
-Tenure's lines, with their fields, as they are.
+There are two because a span is exported when it ends: with one span only, a leader that is killed would leave no trace.
+There are no log events, because OpenTelemetry's API for them is not stable in Python. An application that exports the
+standard library's logging exports Tenure's lines too, with their fields.
 
-Both carry ``tenure.role``, ``tenure.token``, ``tenure.node`` and ``tenure.namespace``; the second one also
+Both spans have ``tenure.role``, ``tenure.token``, ``tenure.node`` and ``tenure.namespace``. The second span also has
 ``tenure.reason``, events ``suspended`` and ``resumed``, and the status ERROR unless the node gave the term up itself.
 """
 
@@ -23,31 +23,28 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from tenure.async_node import AsyncNode
-from tenure.events import Deposed, Elected, Event
+from tenure import AsyncNode, Deposed, Elected, Event, Node, __version__
 from tenure.integrations import extra
-from tenure.node import Node
-from tenure.version import __version__
 
 with extra("otel"):
     from opentelemetry import trace
     from opentelemetry.context import Context
 
 GIVEN_UP = ("resigned", "left")
-"""Why terms end that end as they should."""
+"""The reasons for which a term ends without an error."""
 DOUBTS_KEPT = 100
-"""How many suspensions and resumptions of one term are told, at most: the last ones."""
+"""How many suspensions and resumptions of one term are exported: the last ones."""
 
 
 def observe(node: Node | AsyncNode, *, tracer_provider: trace.TracerProvider | None = None) -> None:
-    """Trace the terms of ``node``, of every role; call it once, before the node stands for any."""
+    """Trace the terms of ``node``, for every role. Call it once, before the node stands for a role."""
     tracer = trace.get_tracer("tenure", __version__, tracer_provider)
     node.on_event(Terms(node.name, node.namespace, tracer).happened)
 
 
 @dataclass
 class Term:
-    """A term that goes on."""
+    """A term that is not over."""
 
     context: Context
     began_ns: int
@@ -58,13 +55,12 @@ class Terms:
     """The terms that one node holds, role by role."""
 
     def __init__(self, node: str, namespace: str, tracer: trace.Tracer) -> None:
-        """Begin with none."""
         self._names = {"tenure.node": node, "tenure.namespace": namespace}
         self._tracer = tracer
         self._terms: dict[str, Term] = {}
 
     def happened(self, event: Event) -> None:
-        """Take in an event of this node's."""
+        """Handle an event of this node."""
         now_ns = time.time_ns()
         if isinstance(event, Elected):
             self._terms[event.role] = self._begin(event, now_ns)
@@ -78,13 +74,13 @@ class Terms:
 
     def _begin(self, event: Elected, now_ns: int) -> Term:
         attributes = self._attributes(event)
-        # In an empty context: a term is nobody's request, whatever the loop does that this callback runs on.
+        # In an empty context: a term is not part of the request that the event loop may be serving.
         span = self._tracer.start_span("tenure.elected", Context(), attributes=attributes, start_time=now_ns)
         span.end(now_ns)
         return Term(trace.set_span_in_context(span, Context()), now_ns)
 
     def _end(self, term: Term | None, event: Deposed, now_ns: int) -> None:
-        if term is None:  # it began before anybody observed
+        if term is None:  # it began before observe() was called
             return
         attributes = {**self._attributes(event), "tenure.reason": event.reason}
         span = self._tracer.start_span("tenure.term", term.context, attributes=attributes, start_time=term.began_ns)

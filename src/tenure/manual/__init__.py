@@ -1,4 +1,6 @@
-"""Leader election step by step, without a thread: for scripts, serverless functions, and loops of your own.
+"""Election step by step: without a node and without a thread, by the clock of the database.
+
+For scripts, serverless functions, and applications with their own loop.
 
     >>> from tenure import manual
     >>> manual.use("postgresql://localhost/app")
@@ -6,12 +8,13 @@
     >>> if leader and leader.mine:
     ...     clean_up()
 
-Each call asks the database and returns; nothing runs in between. A candidate that does not call :func:`elect` or
-:func:`heartbeat` for longer than its expiry, by the *database's* clock, is over, and the next to call leads. Candidates
-share roles and tokens with nodes: a :class:`tenure.Node` and a step-by-step candidate exclude each other.
+Each call asks the database and returns; nothing runs in between. A candidate expires when it does not call
+:func:`elect` or :func:`heartbeat` for longer than its expiry, by the *database's* clock; the next candidate that calls
+then leads. If that clock jumps, a term can end early or late, which cannot happen to a node. Candidates share roles and
+tokens with nodes: a :class:`tenure.Node` and a step-by-step candidate exclude each other.
 
-With ``session=``, SQLAlchemy's Session or Connection, everything is done in your own open transaction, and is committed
-or rolled back with it. Without, on one connection that this process keeps.
+With ``session=``, SQLAlchemy's Session or Connection, a call runs in your own open transaction, and is committed or
+rolled back with it. Without ``session=``, it runs on one connection that this process keeps.
 """
 
 from __future__ import annotations
@@ -28,20 +31,23 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import UUID
 
-from tenure import asks, clock, connections, schema
-from tenure.asks import Verdict
-from tenure.backends import backend_for, prepare_tables
-from tenure.booth import Booth, Holding, Own
-from tenure.borrowed import borrow
+from tenure import __version__, clock
+from tenure.core import messages
+from tenure.core.evidence import Evidence
+from tenure.core.messages import Verdict
+from tenure.databases.backend import backend_for, prepare_tables
+from tenure.databases.sqlite.connect import SqliteConnector
 from tenure.errors import NotLeader, StoreUnavailable
-from tenure.observation import Observation
-from tenure.session import Failed, Gone, Session
+from tenure.fence import fence
+from tenure.fence.sqlalchemy_session import borrow
+from tenure.manual.steps import ManualElection, Membership, RoleState
 from tenure.settings import Password, check_bound, check_name, check_ttl, node_settings
-from tenure.sqlite import SqliteConnector
-from tenure.store import Identity, Store
-from tenure.values import Candidate, LeaderInfo
-from tenure.version import __version__
-from tenure.watch import NoSentinel
+from tenure.store import migrations
+from tenure.store.control import ControlStore, Identity
+from tenure.store.records import Candidate, LeaderInfo
+from tenure.store.session import Failed, Gone, Session
+from tenure.store.watch import NoSentinel
+from tenure.tracebacks import without_locals
 
 __all__ = [
     "Leader",
@@ -59,38 +65,41 @@ __all__ = [
 
 DEFAULT_EXPIRE_S = 60.0
 PATIENCE_S = 15.0
-"""How long a call tries again while others hold what it needs."""
+"""How long a call retries while other transactions hold the locks that it needs."""
 
 CandidateId = str | UUID
 Answer = TypeVar("Answer")
-Observations = dict[tuple[str, str], Observation]
+Observations = dict[tuple[str, str], Evidence]
 
 
 @dataclass(frozen=True)
 class Leader(LeaderInfo):
-    """Who leads, as :func:`elect` found or made it; ``name`` is the candidate's id, or a node's name."""
+    """The leader, as :func:`elect` found or elected it; ``name`` is the candidate's id, or a node's name."""
 
     namespace: str
     schema: str
     mine: bool
-    """Whether it is the candidate that asked."""
+    """Whether the leader is the candidate that asked."""
     expire: float
     """The leader's expiry in seconds (a node's TTL)."""
+    file = ""
 
     def fence(self, connection: Any, bound: float | None = None) -> None:
-        """Check, inside the transaction of ``connection``, that this term is the latest; keep it so until it ends.
+        """Check that this term is the latest, and keep it so until the transaction of ``connection`` ends.
 
-        Raises Fenced if it is not, and the transaction then cannot commit; NotLeader if it is not ``mine``. The
-        connection is of any kind that :meth:`tenure.Term.fence` takes; ``bound`` is the expiry by default.
+        Raises Fenced if the term is over; the transaction then cannot commit. Raises NotLeader if another candidate
+        leads (``mine`` is False). ``connection`` may be of any kind that :meth:`tenure.Term.fence` takes; ``bound`` is
+        the expiry by default.
         """
         if not self.mine:
-            raise NotLeader(f"role {self.role!r}: {self.name!r} leads, so there is no term to fence", role=self.role)
-        connections.fence(connection, self, self.expire if bound is None else check_bound(bound))
+            raise NotLeader(f"role {self.role!r}: {self.name!r} leads, so this candidate has no term", role=self.role)
+        fence.fence(connection, self, self.expire if bound is None else check_bound(bound))
 
 
-class _Place:
-    """Where to elect without ``session=``: one connection of this process, for one caller at a time."""
+class _OwnConnection:
+    """The connection for calls without ``session=``: one per process, for one caller at a time."""
 
+    @without_locals
     def __init__(self, url: str | None, schema: str, password: Password | None) -> None:
         self._settings = node_settings(
             url, password=password, name="manual", takeover="strict", mode="lease", schema=schema
@@ -104,9 +113,10 @@ class _Place:
         self._session: Any = None
         self._observations: Observations = {}
 
-    def call(self, namespace: str, work: Callable[[Booth], Answer]) -> Answer:
-        """Do the work on the connection; again where it was gone, or somebody was in the way."""
-        if self._owner != os.getpid():  # forked: what is here is the parent's
+    def call(self, namespace: str, work: Callable[[ManualElection], Answer]) -> Answer:
+        """Call ``work`` on the connection; try again if the connection was lost, or another transaction held a lock."""
+        if self._owner != os.getpid():
+            # This is a forked child, and the connection is the parent's. Keep a reference, so that it is not closed.
             self._inherited = self._session
             self._start_over()
         give_up_at = time.monotonic() + PATIENCE_S
@@ -114,21 +124,21 @@ class _Place:
         with self._calling:
             while True:
                 try:
-                    return work(self._booth(namespace))
+                    return work(self._election(namespace))
                 except Gone as error:
                     self._disconnect()
                     if reopened:
                         raise StoreUnavailable(str(error)) from None
                     reopened = True
                 except Failed as error:
-                    if not _in_the_way(error):
+                    if not _lock_was_taken(error):
                         raise StoreUnavailable(str(error)) from None
                     if time.monotonic() >= give_up_at:
                         raise StoreUnavailable(
-                            f"open transactions have kept Tenure's rows locked for {PATIENCE_S:g} s: end those that "
-                            f"stay open, then try again ({error})"
+                            f"open transactions have kept Tenure's rows locked for {PATIENCE_S:g} s: end those "
+                            f"transactions, then try again ({error})"
                         ) from None
-                    time.sleep(0.02 * random.random())  # noqa: S311 - so that two do not march in step
+                    time.sleep(0.02 * random.random())  # noqa: S311 - so that two callers do not retry in step
 
     def close(self) -> None:
         """Close the connection, if it is this process's own."""
@@ -136,15 +146,16 @@ class _Place:
             with self._calling:
                 self._disconnect()
 
-    def _booth(self, namespace: str) -> Booth:
+    def _election(self, namespace: str) -> ManualElection:
         if self._session is None:
-            if self._settings.database == "sqlite":  # whose file is created by whoever comes first
+            if self._settings.database == "sqlite":
+                # Create the file if this is the first process to use it.
                 SqliteConnector(self._settings.sqlite_path, self._settings.renew_every).open().close()
             self._session = self._backend.open_session()
-            prepare_tables(self._session, self._settings)
-            # Nobody's registered connection: a node that ends one of its candidates must not cut it off.
+            prepare_tables(self._session)
+            # Register no connection for the candidates: a node that ends one of them must not terminate this one.
             self._session.pid, self._session.started = 0, ""
-        return Booth(_store(self._session, namespace), self._observations, self._find_dead)
+        return ManualElection(_store(self._session, namespace), self._observations, self._find_dead)
 
     def _disconnect(self) -> None:
         self._observations.clear()
@@ -153,25 +164,25 @@ class _Place:
             self._session = None
 
     def _find_dead(self, member_id: str) -> tuple[Verdict, ...]:
-        """Look for the dead as a node does: on a connection for looking, and with a fresh one to make sure."""
+        """Find dead members as a node does: on a watch connection, confirmed by opening a fresh connection."""
         watch, session = self._backend.open_watch()
         try:
-            observation = Observation()
+            observation = Evidence()
             observation.look(watch.look(member_id), member_id, clock.now())
             if not observation.suspects:
                 return ()
-            knocked = watch.perform(asks.Knock(observation.server_start))
-            return observation.knocked(accepted=isinstance(knocked, asks.Knocked) and knocked.open)
+            knocked = watch.perform(messages.Knock(observation.server_start))
+            return observation.knocked(accepted=isinstance(knocked, messages.Knocked) and knocked.open)
         finally:
             session.close()
 
 
 @dataclass
-class _Elsewhere:
-    """What this process knows of a database that it reaches by ``session=``."""
+class _CallersDatabase:
+    """What this process knows about a database that it reaches through ``session=``."""
 
     schemas: set[str] = field(default_factory=set)
-    """Where the tables have been found."""
+    """The schemas in which the tables have been found."""
     observations: Observations = field(default_factory=dict)
 
 
@@ -179,20 +190,21 @@ class _Elsewhere:
 class _Settings:
     expire: float = DEFAULT_EXPIRE_S
     schema: str = "tenure"
-    place: _Place | None = None
+    place: _OwnConnection | None = None
 
 
 _settings = _Settings()
 _setting = threading.Lock()
-_elsewhere: weakref.WeakKeyDictionary[Any, _Elsewhere] = weakref.WeakKeyDictionary()
+_elsewhere: weakref.WeakKeyDictionary[Any, _CallersDatabase] = weakref.WeakKeyDictionary()
 
 
+@without_locals
 def use(url: str | None = None, *, schema: str = "tenure", password: Password | None = None) -> None:
-    """Say which database to use: as for a :class:`tenure.Node`; without a word, ``TENURE_URL`` or the user's own file.
+    """Set the database to use, as for a :class:`tenure.Node`; by default ``TENURE_URL``, else the user's SQLite file.
 
-    ``schema`` holds for ``session=`` too. The tables are created with the first call that is made without ``session=``.
+    ``schema`` also applies to ``session=``. The first call without ``session=`` creates the tables.
     """
-    place = _Place(url, schema, password)
+    place = _OwnConnection(url, schema, password)
     with _setting:
         before, _settings.place = _settings.place, place
         _settings.schema = schema
@@ -207,7 +219,7 @@ def close() -> None:
 
 
 def set_expire(seconds: float) -> None:
-    """Set the expiry of candidates that register from now on without one of their own; it is 60 seconds at first."""
+    """Set the expiry of candidates that register from now on without ``expire=``; it is 60 seconds at first."""
     _settings.expire = check_ttl("expire", seconds)
 
 
@@ -219,16 +231,18 @@ def register_candidate(
     expire: float | None = None,
     session: Any = None,
 ) -> None:
-    """Stand for ``role``, or go on standing: the candidate is good for another ``expire`` seconds.
+    """Stand for ``role``, or renew the candidacy: the candidate expires ``expire`` seconds from now.
 
     Args:
         candidate_id: text of 1 to 255 bytes, or a UUID. The same id is the same candidate, whichever process calls.
-        ns: the namespace; else ``TENURE_NAMESPACE``, else ``default``.
-        role: the office; a namespace has as many as you like, each with a leader of its own.
-        expire: seconds, 1 to 3600; else what the candidate registered with before, else that of :func:`set_expire`.
-        session: SQLAlchemy's Session or Connection, to do it in your transaction.
+        ns: the namespace; by default ``TENURE_NAMESPACE``, else ``default``.
+        role: the role to stand for; a namespace has any number of roles, each with its own leader.
+        expire: seconds, 1 to 3600; by default the candidate's previous expiry, else that of :func:`set_expire`.
+        session: SQLAlchemy's Session or Connection, to register in your transaction.
     """
-    _register(candidate_id, ns, role, expire, session)
+    name, role = _checked(candidate_id, role)
+    ttl = _expire(expire)
+    _call(ns, session, lambda election: election.register(name, role, ttl, _settings.expire), writes=True)
 
 
 def heartbeat(
@@ -239,8 +253,8 @@ def heartbeat(
     expire: float | None = None,
     session: Any = None,
 ) -> None:
-    """Do as :func:`register_candidate`; a leader that calls it in time goes on leading."""
-    _register(candidate_id, ns, role, expire, session)
+    """Do the same as :func:`register_candidate`; a leader that calls this in time goes on leading."""
+    register_candidate(candidate_id, ns, role=role, expire=expire, session=session)
 
 
 def elect(
@@ -251,96 +265,80 @@ def elect(
     expire: float | None = None,
     session: Any = None,
 ) -> Leader | None:
-    """Renew the candidate and its term, or take the role if nobody leads; return who leads then.
+    """Renew the candidate and its term, or take the role if it is vacant; return the leader.
 
-    ``leader.mine`` says whether it is this candidate, ``leader.token`` under which number, and ``leader.fence(…)``
-    holds that inside a transaction. None means that nobody leads: somebody asked this candidate to resign, the role is
-    kept for another or its row is locked, or the server has just been replaced.
+    ``leader.mine`` says whether this candidate leads, ``leader.token`` is the term's token, and ``leader.fence(…)``
+    checks the term inside a transaction. None means that there is no leader: this candidate was asked to resign, the
+    role is reserved for another candidate or its row is locked, or the server has just been replaced.
 
     The arguments are those of :func:`register_candidate`.
     """
     name, role = _checked(candidate_id, role)
     ttl = _expire(expire)
 
-    def work(booth: Booth) -> tuple[Own, Holding | None]:
-        own = booth.register(name, role, ttl, _settings.expire)
-        return own, booth.elect(own, role)
+    def work(election: ManualElection) -> tuple[Membership, RoleState | None]:
+        own = election.register(name, role, ttl, _settings.expire)
+        return own, election.elect(own, role)
 
     own, holding = _call(ns, session, work, writes=True)
     if holding is None or holding.member_id is None:
         return None
+    mine, expires_after = holding.member_id == own.id, holding.ttl_ms / 1000
     return Leader(
-        role,
-        holding.token,
-        holding.member_id,
-        holding.name,
-        holding.since,
-        holding.renewed_ago,
-        _namespace(ns),
-        _settings.schema,
-        mine=holding.member_id == own.id,
-        expire=holding.ttl_ms / 1000,
+        **vars(holding.leader(role)), namespace=_namespace(ns), schema=_settings.schema, mine=mine, expire=expires_after
     )
 
 
 def is_leader(candidate_id: CandidateId, ns: str | None = None, *, role: str = "leader", session: Any = None) -> bool:
-    """Whether the candidate leads, as the database answers at this moment; False for one that nobody knows."""
+    """Ask the database whether the candidate leads at this moment; False for an unknown candidate."""
     name, role = _checked(candidate_id, role)
-    return _call(ns, session, lambda booth: booth.leads(name, role))
+    return _call(ns, session, lambda election: election.leads(name, role))
 
 
 def leader(ns: str | None = None, *, role: str = "leader", session: Any = None) -> LeaderInfo | None:
-    """Return who leads, or None. A node is shown for as long as its membership stands."""
+    """Return the leader, or None. A node counts as the leader for as long as its membership lasts."""
     role = check_name("role", role)
-    holding = _call(ns, session, lambda booth: booth.holding(role))
-    if holding is None or not holding.held or holding.member_id is None:
-        return None
-    return LeaderInfo(role, holding.token, holding.member_id, holding.name, holding.since, holding.renewed_ago)
+    holding = _call(ns, session, lambda election: election.holding(role))
+    return holding.leader(role) if holding is not None and holding.held else None
 
 
 def list_candidates(ns: str | None = None, *, role: str = "leader", session: Any = None) -> list[Candidate]:
-    """Return who stands for the role, in the order in which they joined; ``name`` is a candidate's id, or a node's."""
+    """Return the candidates for the role, in the order of joining; ``name`` is the candidate's id, or a node's name."""
     role = check_name("role", role)
-    return _call(ns, session, lambda booth: booth.candidates(role))
+    return _call(ns, session, lambda election: election.candidates(role))
 
 
 def unregister_candidate(candidate_id: CandidateId, ns: str | None = None, *, session: Any = None) -> bool:
-    """Stop standing in this namespace; what the candidate led is vacant at once. False if it was over already."""
+    """Withdraw the candidate from the namespace; its roles are vacant at once. False if it was unknown or expired."""
     name, _ = _checked(candidate_id, "leader")
-    return _call(ns, session, lambda booth: booth.unregister(name), writes=True)
+    return _call(ns, session, lambda election: election.unregister(name), writes=True)
 
 
-def _register(candidate_id: CandidateId, ns: str | None, role: str, expire: float | None, session: Any) -> None:
-    name, role = _checked(candidate_id, role)
-    ttl = _expire(expire)
-    _call(ns, session, lambda booth: booth.register(name, role, ttl, _settings.expire), writes=True)
-
-
-def _call(ns: str | None, session: Any, work: Callable[[Booth], Answer], *, writes: bool = False) -> Answer:
+def _call(ns: str | None, session: Any, work: Callable[[ManualElection], Answer], *, writes: bool = False) -> Answer:
     namespace = _namespace(ns)
     if session is not None:
-        return work(_borrowed_booth(namespace, session, writes=writes))
+        return work(_borrowed_election(namespace, session, writes=writes))
     with _setting:
         if _settings.place is None:
-            _settings.place = _Place(None, _settings.schema, None)
+            _settings.place = _OwnConnection(None, _settings.schema, None)
         place = _settings.place
     return place.call(namespace, work)
 
 
-def _borrowed_booth(namespace: str, session: Any, *, writes: bool) -> Booth:
+def _borrowed_election(namespace: str, session: Any, *, writes: bool) -> ManualElection:
     borrowed = borrow(session, _settings.schema)
     if writes:
         borrowed.write()
-    known = _elsewhere.setdefault(borrowed.engine, _Elsewhere())
+    known = _elsewhere.setdefault(borrowed.engine, _CallersDatabase())
     if _settings.schema not in known.schemas:
-        schema.require(borrowed)
+        migrations.require_newest(borrowed)
         known.schemas.add(_settings.schema)
-    return Booth(_store(borrowed, namespace), known.observations)
+    return ManualElection(_store(borrowed, namespace), known.observations)
 
 
-def _store(session: Session, namespace: str) -> Store:
+def _store(session: Session, namespace: str) -> ControlStore:
     identity = Identity(socket.gethostname(), os.getpid(), __version__)
-    return Store(session, NoSentinel(threading.Event()), namespace, identity)
+    return ControlStore(session, NoSentinel(threading.Event()), namespace, identity)
 
 
 def _namespace(ns: str | None) -> str:
@@ -359,8 +357,8 @@ def _expire(expire: float | None) -> float | None:
     return None if expire is None else check_ttl("expire", expire)
 
 
-def _in_the_way(error: Failed) -> bool:
-    """Whether a statement failed only because others held what it needs (time-outs, deadlocks, a busy file)."""
+def _lock_was_taken(error: Failed) -> bool:
+    """Whether a statement failed only because another transaction held a lock (timeout, deadlock, busy file)."""
     sqlstate = getattr(error.__cause__, "sqlstate", None)
     return sqlstate in ("40001", "40P01", "55P03") or "lock" in str(error).lower()
 

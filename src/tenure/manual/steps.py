@@ -1,20 +1,20 @@
-"""One namespace's elections, step by step: what a candidate without a thread does in each of its calls.
+"""The steps of an election without a thread: what a candidate does in each of its calls.
 
-A step-by-step candidate is a member like any other (``takeover`` is ``manual``, it has no sentinel), so nodes and such
-candidates hold the same roles under the same tokens. What differs is how its lease ends:
+A step-by-step candidate is a member like any other (``takeover`` is ``manual``, and it has no sentinel), so nodes and
+such candidates hold the same roles under the same tokens. They differ in how a lease ends:
 
-- **By the database's clock.** Nobody watches, so a candidate is over when its last renewal is older than its expiry, by
-  the clock of the database alone: the row's ``renewed_at`` and the present time come in one answer, and the end is
-  written ``where renewals = the count`` that came with them. No clock of any caller takes part. A membership that has
-  expired never comes back: its candidate joins anew, and leads again under a new token only.
-- **Never a node's.** A node trusts its lease by its own elapsed time, so that clock says nothing about it. A node's
-  membership is ended here by the same evidence as everywhere: silence that this process watched itself, over
-  several calls, on its own elapsed time; or the proof of death, where there is a connection of our own to find it on.
+- **A candidate's lease ends by the database's clock.** No process watches the candidate. It has expired when its last
+  renewal is older than its expiry, by the clock of the database alone: the row's ``renewed_at`` and the current time
+  come in one answer, and the end is written ``where renewals =`` the count in that answer. No caller's clock is used.
+  An expired membership never comes back: its candidate joins anew, and leads again only under a new token.
+- **A node's lease does not.** A node measures its lease by its own elapsed time, so the database's clock cannot tell
+  when it ends. Its membership is ended here on the same evidence as elsewhere: this process has seen no renewal in
+  several calls, for long enough by its own elapsed time; or a proof of death, on this process's own connection.
 
-All calls may run inside a transaction of the caller's, among any number of others, so nobody waits here while holding
-something: other members' rows and the role's are taken only if they are free (``skip locked``), and what is not free is
-somebody else's business at this moment. The two exceptions are in one order: the namespace's row (only to join), then
-the own member's.
+Every call may run inside the application's transaction, beside any number of other calls. So a call does not wait while
+it holds a lock: it locks other members' rows and the role's row only if they are free (``skip locked``), and leaves a
+locked row to the transaction that holds the lock. The two exceptions are always locked in the same order: the
+namespace's row (only to join), then the candidate's own row.
 """
 
 from __future__ import annotations
@@ -25,52 +25,54 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
-from tenure import asks, clock, statements, timing, values
-from tenure.asks import Server, Sighting, Verdict
+from tenure import clock
+from tenure.core import messages, timing
+from tenure.core.evidence import Evidence
+from tenure.core.messages import Server, Sighting, Verdict
 from tenure.errors import ConfigError
-from tenure.observation import Observation
-from tenure.session import Failed, Step
 from tenure.settings import check_encoding
-from tenure.store import Store
-from tenure.values import Candidate
+from tenure.store import records, statements
+from tenure.store.control import ControlStore
+from tenure.store.records import Candidate, LeaderInfo
+from tenure.store.session import Failed, Step
 
 MANUAL = "manual"
-"""What stands in ``takeover`` of a step-by-step candidate."""
+"""The value of ``takeover`` for a step-by-step candidate."""
 PATIENCE_S = 1.0
-"""How long an election waits for a role whose row is locked, where the connection is our own."""
+"""How long an election waits for a role whose row is locked, on this process's own connection."""
 BUSY_PAUSE_S = 0.02
 TIDY_SHARE = 0.1
-"""How many of those who join clean up after the others."""
+"""The share of joining candidates that clean up the tables."""
 
 Proof = Callable[[str], tuple[Verdict, ...]]
-"""Looks for members that died, as the member of that id; returns verdicts."""
+"""Finds dead members on behalf of the member with this id; returns a verdict on each."""
 
 
 @dataclass(frozen=True)
-class Own:
+class Membership:
     """The candidate's own membership."""
 
     id: str
     name: str
     ttl: float
     renewals: int
-    incarnation: str
+    here: bool
+    """Whether the candidate joined on this line of data, and in these tables."""
     expired: bool
 
 
 @dataclass(frozen=True)
-class Holding:
-    """A role as the database shows it at one moment, and who holds it."""
+class RoleState:
+    """A role and its holder, as the database shows them at one moment."""
 
     token: int
     reserved_for: str | None
     request_token: int | None
     request_to: str | None
     member_id: str | None
-    """The living member that holds it."""
+    """The living member that holds the role."""
     name: str
     takeover: str
     ttl_ms: int
@@ -78,7 +80,7 @@ class Holding:
     key: int | None
     epoch: int
     server_start: str
-    incarnation: str
+    here: int
     began: Any
     resigned: Any
     renewed: Any
@@ -86,7 +88,7 @@ class Holding:
 
     @property
     def held(self) -> bool:
-        """Whether somebody leads: a living member, not resigned, and not expired if that is judged here."""
+        """Whether the role has a leader: a living member that has not resigned and, if manual, has not expired."""
         return self.member_id is not None and self.resigned is None and not (self.manual and self.stale)
 
     @property
@@ -99,27 +101,23 @@ class Holding:
         """Whether the holder's last renewal is older than its TTL, by the database's clock."""
         return self.member_id is not None and _expired(self.ttl_ms, self.renewed, self.now)
 
-    @property
-    def since(self) -> datetime:
-        """When the term began."""
-        return values.time_of(self.began)
-
-    @property
-    def renewed_ago(self) -> float:
-        """Seconds since the holder's last renewal, by the database's clock."""
-        return values.seconds_between(self.renewed, self.now)
+    def leader(self, role: str) -> LeaderInfo:
+        """Return the holder, as the leader of the role."""
+        assert self.member_id is not None
+        since, renewed_ago = records.time_of(self.began), records.seconds_between(self.renewed, self.now)
+        return LeaderInfo(role, self.token, self.member_id, self.name, since, renewed_ago)
 
 
-class Booth:
+class ManualElection:
     """The steps, on one session."""
 
     def __init__(
-        self, store: Store, observations: dict[tuple[str, str], Observation], proof: Proof | None = None
+        self, store: ControlStore, observations: dict[tuple[str, str], Evidence], proof: Proof | None = None
     ) -> None:
         """Work on a store's session.
 
-        ``observations`` are what this process saw of nodes before, by namespace and role; ``proof`` is there only where
-        the session is our own.
+        ``observations`` is what this process has seen of nodes in earlier calls, by namespace and role. ``proof`` is
+        given only on this process's own connection.
         """
         self.store = store
         self._session = store.session
@@ -128,62 +126,61 @@ class Booth:
 
     # Being a candidate -----------------------------------------------------------------------------------------
 
-    def register(self, name: str, role: str, expire: float | None, default_expire: float) -> Own:
+    def register(self, name: str, role: str, expire: float | None, default_expire: float) -> Membership:
         """Renew the candidate's membership, or join; stand for the role."""
         for what, text in (("candidate_id", name), ("role", role), ("ns", self.store.namespace)):
             check_encoding(what, text, self._session.encoding)
         own, stands = self._renewed(name, role, expire) or (self._joined(name, expire, default_expire), False)
         if not stands:
-            self.store.perform(asks.Stand(own.id, (role,), ()))
+            self.store.perform(messages.Stand(own.id, (role,), ()))
         return own
 
     def unregister(self, name: str) -> bool:
         """End the candidate's membership, and with it every term that it holds; False if there was none."""
         own = self._own(name)
         if own is not None:
-            self.store.perform(asks.Leave(own.id))
+            self.store.perform(messages.Leave(own.id))
         return own is not None and not own.expired
 
     def candidates(self, role: str) -> list[Candidate]:
-        """Return who stands for the role: living nodes, and step-by-step candidates that have not expired."""
-        everybody = values.candidates(self.store, role)
-        return [one for one in everybody if one.takeover != MANUAL or one.renewed_ago < one.ttl]
+        """Return the candidates for the role: living nodes, and step-by-step candidates that have not expired."""
+        candidates = records.candidates(self.store, role)
+        return [found for found in candidates if found.takeover != MANUAL or found.renewed_ago < found.ttl]
 
-    def _own(self, name: str) -> Own | None:
+    def _own(self, name: str) -> Membership | None:
         rows = self._read(statements.MANUAL_MEMBER, name=name)
         return next((_own(row) for row in rows), None)
 
-    def _renewed(self, name: str, role: str, expire: float | None) -> tuple[Own, bool] | None:
-        """Renew the membership, and say whether it stands for the role; None if there is none that goes on."""
+    def _renewed(self, name: str, role: str, expire: float | None) -> tuple[Membership, bool] | None:
+        """Renew the membership; return it, and whether it stands for the role; None if it is unknown or expired."""
         own = self._own(name)
-        if own is None or own.expired or own.incarnation != self._session.server().incarnation:
+        if own is None or own.expired or not own.here:
             return None
         steps = [self._renewal(own.id), self._step(statements.STANDS, role=role, id=own.id)]
         if expire is not None and expire != own.ttl:
-            self._check_largest(expire)
-            steps.append(self._step(statements.SET_TTL, id=own.id, ttl_ms=round(expire * 1000)))
+            _, permitted = self._permitted(expire)
+            steps.append(self._step(statements.SET_TTL, id=own.id, ttl_ms=round(permitted * 1000)))
         renewed, stands, *_ = self._session.run(*steps)
         return (own, bool(stands.rows)) if renewed.count else None
 
-    def _joined(self, name: str, expire: float | None, default_expire: float) -> Own:
-        """Join as a new member, unless another call of this name was quicker; end who has expired, while at it."""
-        ttl = self._last_ttl(name) or default_expire if expire is None else expire
-        server = self._check_largest(ttl)
+    def _joined(self, name: str, expire: float | None, default_expire: float) -> Membership:
+        """Join as a new member, unless another call for this name was quicker; also end expired candidates."""
+        server, ttl = self._permitted(self._last_ttl(name) or default_expire if expire is None else expire)
         with self._session.transaction() as run:
             run(self._step(statements.LOCK_NAMESPACE))
             while rows := run(self._step(statements.MANUAL_MEMBER, name=name))[0].rows:
                 member = _own(rows[0])
-                if not member.expired and member.incarnation == server.incarnation:
+                if not member.expired and member.here:
                     run(self._renewal(member.id))
                     return member
-                # Waits for another call of this name that renews it at this moment; then look again.
+                # This waits for another call that renews the same candidate at this moment. Then read its row again.
                 run(self._step(statements.END_SILENT, id=member.id, renewals=member.renewals))
             for row in run(self._step(statements.MANUAL_MEMBERS))[0].rows:
                 other = _own(row)
                 if other.expired:
                     self._end(run, other.id, other.renewals)
-            own = Own(str(uuid.uuid4()), name, ttl, 0, server.incarnation, expired=False)
-            run(self.store.entry(asks.Member(own.id, name, ttl, MANUAL, key=None), server))
+            own = Membership(str(uuid.uuid4()), name, ttl, 0, here=True, expired=False)
+            run(self.store.entry(messages.Member(own.id, name, ttl, MANUAL, key=None), server))
         self._tidy()
         return own
 
@@ -193,46 +190,46 @@ class Booth:
         return next((ttl_ms / 1000 for (ttl_ms,) in rows), None)
 
     def _tidy(self) -> None:
-        """Keep the tables small, where that is no part of the caller's transaction and in nobody's way."""
-        if self._proof is not None and random.random() < TIDY_SHARE:  # noqa: S311 - nobody has to guess it
+        """Delete old rows once in a while, on this process's own connection only."""
+        if self._proof is not None and random.random() < TIDY_SHARE:  # noqa: S311 - not a secret
             with contextlib.suppress(Failed):
-                self.store.perform(asks.Tidy())
+                self.store.perform(messages.Tidy())
 
-    def _check_largest(self, ttl: float) -> Server:
+    def _permitted(self, ttl: float) -> tuple[Server, float]:
+        """Return the server and the permitted expiry: a shorter one while a raise of the largest TTL ripens (R14)."""
         server, confirmed = self.store.open(max(ttl, timing.DEFAULT_MAX_TTL_S))
         if ttl > confirmed.max_ttl:
             raise ConfigError(
                 f"expire={ttl:g} is above the largest permitted in namespace {self.store.namespace!r}, "
-                f"{confirmed.max_ttl:g}: use a shorter one, or raise it with `tenure init --max-ttl {ttl:g}`"
+                f"{confirmed.max_ttl:g}: use a shorter expiry, or raise the limit with `tenure init --max-ttl {ttl:g}`"
             )
-        return server
+        if ttl > confirmed.ripe_ttl:
+            ((since, now),) = self._read(statements.LIMIT_SET)
+            # The database's clock decides this for the candidate only. For nodes, a node lets the raise ripen (R13).
+            if since is None or records.seconds_between(since, now) < timing.RIPENS_AFTER_S:
+                ttl = confirmed.ripe_ttl
+        return server, ttl
 
     def _renewal(self, member_id: str) -> Step:
-        nobody = {"control_pid": 0, "control_start": "", "watch_pid": 0, "watch_start": ""}
-        return self._step(statements.RENEW, id=member_id, **nobody)
+        no_connections = {"control_pid": 0, "control_start": "", "watch_pid": 0, "watch_start": ""}
+        return self._step(statements.RENEW, id=member_id, **no_connections)
 
     # Leading ---------------------------------------------------------------------------------------------------
 
-    def holding(self, role: str) -> Holding | None:
-        """Return the role as it is now; None if nobody ever stood for it."""
+    def holding(self, role: str) -> RoleState | None:
+        """Return the role as it is now; None if it never had a candidate."""
         rows = self._read(statements.HOLDER, role=role)
-        return next((Holding(*row) for row in rows), None)
+        return next((RoleState(*row) for row in rows), None)
 
     def leads(self, name: str, role: str) -> bool:
-        """Whether the candidate leads at this moment, by everything that the fence would ask, and by its expiry."""
+        """Whether the candidate leads at this moment: by everything that the fence checks, and by its expiry."""
         holding = self.holding(role)
-        return (
-            holding is not None
-            and holding.held
-            and holding.manual
-            and holding.name == name
-            and holding.incarnation == self._session.server().incarnation
-        )
+        return holding is not None and holding.held and holding.manual and holding.name == name and bool(holding.here)
 
-    def elect(self, own: Own, role: str) -> Holding | None:
-        """Renew or take the role; return who holds it then, None if nobody does."""
+    def elect(self, own: Membership, role: str) -> RoleState | None:
+        """Renew or take the role; return its state after that, or None if it has no leader."""
         holding = self.holding(role)
-        assert holding is not None  # it stands
+        assert holding is not None  # the candidate stands for it
         if holding.member_id == own.id:
             return self._kept(own, role, holding)
         if holding.member_id is not None and not self._over(own, role, holding):
@@ -243,15 +240,15 @@ class Booth:
             holding = self.holding(role)
         return holding if holding is not None and holding.held else None
 
-    def _kept(self, own: Own, role: str, holding: Holding) -> Holding | None:
-        """Stay the holder, unless somebody has asked for the role or it was being given up."""
+    def _kept(self, own: Membership, role: str, holding: RoleState) -> RoleState | None:
+        """Keep the role, unless a hand-over was requested or the term has been resigned."""
         if holding.resigned is None and holding.request_token != holding.token:
             return holding
-        self.store.perform(asks.Vacate(own.id, role, holding.token, holding.request_to))
+        self.store.perform(messages.Vacate(own.id, role, holding.token, holding.request_to))
         return None
 
-    def _over(self, own: Own, role: str, holding: Holding) -> bool:
-        """End the holder if the evidence allows it; whether it is over."""
+    def _over(self, own: Membership, role: str, holding: RoleState) -> bool:
+        """End the holder if the evidence allows it; return whether it has ended."""
         if holding.manual:
             return holding.stale and self._ended(holding)
         if self._silent(role, holding):
@@ -259,24 +256,24 @@ class Booth:
         if self._proof is None or holding.key is None or not holding.stale:
             return False
         verdicts = tuple(verdict for verdict in self._proof(own.id) if verdict.member_id == holding.member_id)
-        return holding.member_id in self.store.perform(asks.End(own.id, verdicts)).ids  # type: ignore[union-attr]
+        return holding.member_id in self.store.perform(messages.End(own.id, verdicts)).ids  # type: ignore[union-attr]
 
-    def _silent(self, role: str, node: Holding) -> bool:
-        """Whether this process has seen the node's count of renewals stand still for too long, by its own clock."""
+    def _silent(self, role: str, node: RoleState) -> bool:
+        """Whether this process has seen the node's count of renewals unchanged for too long, by its own clock."""
         assert node.member_id is not None
         sighting = Sighting(
             node.member_id, node.ttl_ms / 1000, node.renewals, node.key, node.epoch, node.server_start, True
         )
-        observation = self._observations.setdefault((self.store.namespace, role), Observation())
-        looked = asks.Looked(self._session.server(), (sighting,), vacancy=False, slice_s=timing.SLICE_S)
+        observation = self._observations.setdefault((self.store.namespace, role), Evidence())
+        looked = messages.Looked(self._session.server(), (sighting,), vacancy=False, slice_s=timing.SLICE_S)
         return bool(observation.look(looked, "", clock.now()))
 
-    def _ended(self, holding: Holding) -> bool:
+    def _ended(self, holding: RoleState) -> bool:
         with self._session.transaction() as run:
             return self._end(run, holding.member_id, holding.renewals)
 
     def _end(self, run: Any, member_id: str | None, renewals: int) -> bool:
-        """End a member of that count of renewals, if its row is free: who holds it may be renewing."""
+        """End a member that has not renewed since, unless its row is locked: the lock's holder may be renewing it."""
         count = {"id": member_id, "renewals": renewals}
         if not run(self._step(statements.LOCK_SILENT, **count))[0].rows:
             return False
@@ -286,26 +283,26 @@ class Booth:
     def _floor(self) -> int | None:
         """Return the least token that may be issued on this server; None while its tables are not confirmed (R4b).
 
-        They are after the largest TTL, by the database's clock, since somebody joined here for the first time.
+        They are confirmed when the largest TTL has passed since the first member joined here, by the database's clock.
         """
         server, confirmed = self.store.open(timing.DEFAULT_MAX_TTL_S)
-        if confirmed.incarnation != server.incarnation:
-            ((first, now),) = self._read(statements.FIRST_JOINED, incarnation=server.incarnation)
-            if values.seconds_between(first, now) < timing.silence(confirmed.max_ttl):
+        if confirmed.line != server.line:
+            ((first, now),) = self._read(statements.FIRST_JOINED)
+            if records.seconds_between(first, now) < timing.silence(confirmed.longest_lease):
                 return None
-            self.store.perform(asks.Confirm(confirmed.incarnation, server))
+            self.store.perform(messages.Confirm(confirmed, server))
             server, confirmed = self.store.open(timing.DEFAULT_MAX_TTL_S)
-        return confirmed.base + (server.timeline - 1) * 2**40
+        return confirmed.base + server.floor
 
-    def _acquire(self, own: Own, role: str, holding: Holding, floor: int) -> None:
-        """Take the role if it is vacant and its row is free; wait a moment for it where nobody waits for us."""
+    def _acquire(self, own: Membership, role: str, holding: RoleState, floor: int) -> None:
+        """Take the role if it is vacant and its row not locked; on this process's own connection, wait for the lock."""
         unreserved = (role,) if _long_resigned(holding, own.ttl) else ()
         give_up_at = time.monotonic() + (PATIENCE_S if self._proof else 0)
         patient = False
         while True:
-            ask = asks.Acquire(own.id, own.name, (role,), floor, unreserved, patient=patient)
-            acquired = self.store.perform(ask)
-            assert isinstance(acquired, asks.Acquired)
+            request = messages.Acquire(own.id, own.name, (role,), floor, unreserved, patient=patient)
+            acquired = self.store.perform(request)
+            assert isinstance(acquired, messages.Acquired)
             if not acquired.busy or time.monotonic() >= give_up_at:
                 return
             patient = True
@@ -318,15 +315,15 @@ class Booth:
         return self._session.read(self._step(text, **parameters))[0].rows
 
 
-def _own(row: tuple[Any, ...]) -> Own:
-    id_, name, ttl_ms, renewals, incarnation, renewed, now = row
-    return Own(id_, name, ttl_ms / 1000, renewals, incarnation, _expired(ttl_ms, renewed, now))
+def _own(row: tuple[Any, ...]) -> Membership:
+    id_, name, ttl_ms, renewals, here, renewed, now = row
+    return Membership(id_, name, ttl_ms / 1000, renewals, bool(here), _expired(ttl_ms, renewed, now))
 
 
 def _expired(ttl_ms: int, renewed: Any, now: Any) -> bool:
-    return values.seconds_between(renewed, now) >= ttl_ms / 1000
+    return records.seconds_between(renewed, now) >= ttl_ms / 1000
 
 
-def _long_resigned(holding: Holding, ttl: float) -> bool:
-    """Whether the role was vacated a TTL ago: so long at most is it kept for the one that it was reserved for."""
-    return holding.resigned is not None and values.seconds_between(holding.resigned, holding.now) >= ttl
+def _long_resigned(holding: RoleState, ttl: float) -> bool:
+    """Whether the role was resigned at least a TTL ago: a reservation lasts no longer."""
+    return holding.resigned is not None and records.seconds_between(holding.resigned, holding.now) >= ttl

@@ -1,39 +1,41 @@
-"""The few words in which the databases differ. Everything else in ``statements`` is the same text everywhere.
+"""The few words in which the databases differ. The rest of every text in ``statements`` is the same for all of them.
 
-A text is written once, with ``:name`` for a parameter and ``{word}`` for a word of this table.
+A text is written once, with ``:name`` for a parameter and ``{word}`` for a word that the dialect fills in.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
+
+from tenure.errors import ConfigError
+from tenure.settings import check_schema
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)\b")
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """One database's words."""
+    """The words of one database."""
 
     name: str
     prefix: str
-    """What stands before every table's name: ``"tenure".`` or ``tenure_``."""
+    """The prefix of every table's name: ``"tenure".`` or ``tenure_``."""
     parameter: str
     """How the driver writes a named parameter."""
     words: dict[str, str] = field(hash=False)
     lists: tuple[str, ...] = ()
-    """The parameters of :func:`listed` that go to the driver as lists, too: it takes them apart better."""
+    """The parameters made by :func:`listed` that the driver also gets as lists, which it expands itself."""
 
     def text(self, statement: str) -> str:
         """Return the statement in this dialect."""
         return _compiled(self, statement)
 
     def arguments(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Return a statement's parameters as this dialect's words name them."""
+        """Return a statement's parameters, together with the lists that this dialect's words refer to."""
         lists = {f"{name}_list": json.loads(parameters[name]) or [None] for name in self.lists if name in parameters}
         return parameters | lists
 
@@ -42,16 +44,37 @@ class Dialect:
 def _compiled(dialect: Dialect, statement: str) -> str:
     tables = {name: dialect.prefix + name for name in TABLES}
     filled = statement.format(**dialect.words, **tables)
-    replacement: Callable[[re.Match[str]], str] = lambda match: dialect.parameter.format(match[1])  # noqa: E731
-    return _PARAMETER.sub(replacement, filled)
+    return _PARAMETER.sub(lambda match: dialect.parameter.format(match[1]), filled)
 
 
 def listed(values: tuple[str, ...]) -> str:
-    """Return a list of names as the one parameter that ``{listed}`` takes apart."""
-    return json.dumps(values, ensure_ascii=False)  # SQL_ASCII databases cannot read \u escapes
+    """Return names as one parameter, which ``{listed}`` expands."""
+    # Databases in SQL_ASCII cannot read \u escapes.
+    return json.dumps(values, ensure_ascii=False)
 
 
 TABLES = ("meta", "namespaces", "members", "roles", "candidates", "terms", "jobs")
+
+
+_SHARED = {
+    "greatest": "greatest",
+    "least": "least",
+    "skip_locked": "for update skip locked",
+    "patiently": "",
+    "wait_for_role": "",
+    "of_this_place": "",
+    "was_replica": "0",
+    "ripe": "least(max_ttl_ms, coalesce(ripe_ttl_ms, 60000))",
+    "serial": "0",
+    "insert": "insert",
+    "or_nothing": "on conflict do nothing",
+    "or_lock": "on conflict do nothing",
+    "text": "text",
+    "backend": "integer",
+    "engine": "",
+    "index": "",
+}
+"""The words of most databases."""
 
 
 def postgresql(schema: str) -> Dialect:
@@ -62,26 +85,20 @@ def postgresql(schema: str) -> Dialect:
         prefix=quoted,
         parameter="%({})s",
         words={
+            **_SHARED,
             "schema": quoted,
             "time": "timestamptz",
             "now": "pg_catalog.clock_timestamp()",
-            "greatest": "greatest",
             "listed": "(select pg_catalog.jsonb_array_elements_text(cast(:names as jsonb)))",
             "unreserved": "(select pg_catalog.jsonb_array_elements_text(cast(:unreserved as jsonb)))",
             "from_listed": "pg_catalog.jsonb_array_elements_text(cast(:names as jsonb)) as listed(value)",
             "for_share": "for share",
             "wait_for_role": f"and {quoted}wait_for_role(namespace, name)",
-            "patiently": "",
-            "skip_locked": "for update skip locked",
-            "incarnation": quoted + "incarnation()",
-            "insert": "insert",
-            "or_nothing": "on conflict do nothing",
-            "or_lock": "on conflict do nothing",
-            "text": "text",
-            "backend": "integer",
-            "engine": "",
+            "incarnation": quoted + "incarnation()",  # its timeline shows whether the server was a replica
+            "place": quoted + "place()",
+            "of_this_place": f"not null default {quoted}place()",
+            "serial": "cast(cast(pg_catalog.pg_current_xact_id() as text) as bigint)",
             "roomy": "with (fillfactor = 50)",
-            "index": "",
         },
     )
 
@@ -91,31 +108,28 @@ SQLITE = Dialect(
     prefix="tenure_",
     parameter=":{}",
     words={
+        **_SHARED,
         "schema": "tenure_",
         "time": "text",
         "now": "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')",
         "greatest": "max",
+        "least": "min",
         "listed": "(select value from json_each(:names))",
         "unreserved": "(select value from json_each(:unreserved))",
         "from_listed": "json_each(:names) as listed",
-        # One writer at a time holds the whole file (BEGIN IMMEDIATE), so no row needs a lock of its own.
+        # One writer at a time holds the whole file (BEGIN IMMEDIATE), so no row needs a lock.
         "for_share": "",
-        "wait_for_role": "",
-        "patiently": "",
         "skip_locked": "",
         "incarnation": "'sqlite'",
-        "insert": "insert",
-        "or_nothing": "on conflict do nothing",
-        "or_lock": "on conflict do nothing",
-        "text": "text",
-        "backend": "integer",
-        "engine": "",
+        "place": "''",
+        # There are no replicas, so no node waits until a raised limit has reached them.
+        "ripe": "max_ttl_ms",
         "roomy": "",
         "index": "tenure_",
     },
 )
 
-# Names are compared byte by byte, blanks at the end included; each of the two servers has its own word for that.
+# Names are compared byte by byte, trailing blanks included. MariaDB and MySQL have different collations for that.
 _MYSQL_TEXT = "varchar(255) character set utf8mb4 collate /*M! utf8mb4_nopad_bin */ /*!80000 utf8mb4_0900_bin */"
 
 MYSQL = Dialect(
@@ -124,30 +138,44 @@ MYSQL = Dialect(
     parameter="%({})s",
     lists=("names", "unreserved"),
     words={
+        # `wait_for_role` is empty here: a wait that times out is an error, which would end the transaction, and the
+        # next attempt comes soon enough.
+        **_SHARED,
         "schema": "tenure_",
         "time": "datetime(6)",
         "now": "utc_timestamp(6)",
-        "greatest": "greatest",
         "listed": ":names_list",
         "unreserved": ":unreserved_list",
         "from_listed": f"json_table(:names, '$[*]' columns (value {_MYSQL_TEXT} path '$')) as listed",
         "for_share": "lock in share mode",
-        # A wait that times out is an error there, and would end the transaction: the next attempt is soon enough.
-        "wait_for_role": "",
         "patiently": "for update skip locked",
-        "skip_locked": "for update skip locked",
-        # Replicas must differ in their server ids; the rest tells servers apart that nobody has given one.
+        # Replicas must have different server ids. Host and port distinguish servers whose id was not configured.
         "incarnation": "concat(@@server_id, '@', @@hostname, '/', @@port, ':1')",
-        # Not `on duplicate key update`: that locks rows that are there already.
+        "place": "lower(database())",
+        # MariaDB remembers how far it has followed another server. MySQL has nothing as simple.
+        "was_replica": "/*M! @@global.gtid_slave_pos <> '' */ /*!80000 0 */",
+        # Not `on duplicate key update`, which locks rows that exist already.
         "insert": "insert ignore",
         "or_nothing": "",
-        # What `insert ignore` finds it locks in share mode: two that then update it would wait for each other.
+        # `insert ignore` locks a row that it finds in share mode: two transactions that then update the row would wait
+        # for each other.
         "or_lock": "on duplicate key update job = job",
         "text": _MYSQL_TEXT,
         "backend": "bigint",
         "engine": "engine = InnoDB",
         "roomy": "engine = InnoDB",
-        "index": "",
     },
 )
 """MariaDB and MySQL."""
+
+NAMES = ("postgresql", "sqlite", "mysql", "mariadb")
+"""The databases that Tenure supports, by the names of SQLAlchemy's dialects and Django's vendors."""
+
+
+def for_name(name: str, schema: str) -> Dialect:
+    """Return the dialect of a database; raise ConfigError if it is not supported. ``schema`` is for PostgreSQL."""
+    if name not in NAMES:
+        raise ConfigError(f"Tenure does not support the database {name!r}: use PostgreSQL, MariaDB or SQLite")
+    if name == "postgresql":
+        return postgresql(check_schema(schema))
+    return SQLITE if name == "sqlite" else MYSQL

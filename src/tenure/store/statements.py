@@ -1,22 +1,26 @@
 """Every statement that decides who leads, as a text that a database administrator can read.
 
-Words of the dialect stand in braces, parameters after a colon. Three rules hold throughout:
+Words of the dialect are in braces, parameters after a colon. Three rules hold throughout:
 
-- every write is scoped to the membership or the term that it speaks for;
-- nothing is decided by a timestamp: ``*_at`` columns are for people to read;
-- a check and the write that depends on it are one statement, or stand behind a row lock.
+- every write is scoped to the membership or the term that it is about;
+- no timestamp decides anything: ``*_at`` columns are for operators to read;
+- a check and the write that depends on it are one statement, or come after a row lock.
 """
 
 from __future__ import annotations
 
 # Members -----------------------------------------------------------------------------------------------------
 
+HERE = "m.incarnation = {incarnation} and coalesce(m.place, {place}) = {place}"
+"""Whether the member joined on this line of data, and in these tables. Older releases write no place on MariaDB."""
+
 JOIN = """
 insert into {members} (namespace, id, name, host, pid, version, metadata, takeover, ttl_ms, renewals,
                        sentinel_key, sentinel_epoch, server_start, incarnation,
-                       control_pid, control_start, watch_pid, watch_start, joined_at, renewed_at)
+                       control_pid, control_start, watch_pid, watch_start, joined_at, renewed_at, place)
 values (:namespace, :id, :name, :host, :pid, :version, :metadata, :takeover, :ttl_ms, 0,
-        :key, 0, :server_start, :incarnation, :control_pid, :control_start, :watch_pid, :watch_start, {now}, {now})
+        :key, 0, :server_start, :incarnation, :control_pid, :control_start, :watch_pid, :watch_start, {now}, {now},
+        {place})
 """
 
 RENEW = """
@@ -30,9 +34,10 @@ RESUME = """
 update {members}
 set renewals = renewals + 1, renewed_at = {now}, control_pid = :control_pid, control_start = :control_start,
     watch_pid = :watch_pid, watch_start = :watch_start,
-    sentinel_epoch = sentinel_epoch + 1, server_start = :server_start
-where id = :id and ended_at is null and incarnation = :incarnation
+    sentinel_key = :key, sentinel_epoch = :epoch, server_start = :server_start
+where id = :id and ended_at is null and incarnation = :incarnation and sentinel_epoch < :epoch
 """
+"""A request that was delayed on its way has a lower epoch than the one that replaced it, and changes nothing."""
 
 END_SILENT = """
 update {members} set ended_at = {now}, end_reason = 'silence'
@@ -50,10 +55,10 @@ where id = :id and ended_at is null
 """
 
 ROSTER = """
-select id, ttl_ms, renewals, sentinel_key, sentinel_epoch, server_start
+select id, ttl_ms, renewals, sentinel_key, sentinel_epoch, server_start, control_pid
 from {members} where namespace = :namespace and ended_at is null and id is not null
 """
-"""SQLite lets somebody write a member without an id."""
+"""SQLite accepts a member without an id, if an operator inserts one."""
 
 LIVE_KEYS = """
 select sentinel_key from {members} where ended_at is null and sentinel_key is not null
@@ -85,8 +90,9 @@ select 1 where exists (
     join {roles} r on r.holder = m.id
     join {candidates} c on c.namespace = r.namespace and c.role = r.name and c.member_id = :id
     where m.namespace = :namespace and m.ended_at is not null
-)
+) or exists (select 1 from {roles} r where r.holder = :id and r.request_token = r.token)
 """
+"""The last part finds a request to resign: a renewal has to see it, whether or not a notification arrived."""
 
 LEFT_OVER = """
 select 1 from {roles} r
@@ -101,8 +107,8 @@ join {members} m on m.id = c.member_id and m.ended_at is null
 where c.namespace = :namespace and c.role in {listed} and c.member_id <> :id
 """
 
-LOCK_MEMBER = """
-select 1 from {members} where id = :id and ended_at is null {for_share}
+LOCK_MEMBER = f"""
+select 1 from {{members}} m where m.id = :id and m.ended_at is null and {HERE} {{for_share}}
 """
 
 LOCK_FREE = """
@@ -125,7 +131,7 @@ where namespace = :namespace and name in {listed} and token <> 92233720368547758
   and (reserved_for is null or reserved_for = :id or name in {unreserved}
        or not exists (select 1 from {members} w where w.id = reserved_for and w.ended_at is null))
 """
-"""The history has a say, in case that somebody has set a token back, or deleted a role, by hand."""
+"""The token is also above every token in the history, in case a role's row was changed or deleted by hand."""
 
 TAKEN = """
 select name, token from {roles} where namespace = :namespace and holder = :id and name in {listed}
@@ -173,46 +179,65 @@ delete from {candidates} where namespace = :namespace and member_id = :id and ro
 
 # The confirmed server ----------------------------------------------------------------------------------------
 
-ADD_NAMESPACE = """
-{insert} into {namespaces} (name, incarnation, base, max_ttl_ms) values (:namespace, :incarnation, 0, :max_ttl_ms)
-{or_nothing}
+WHERE = """
+select {incarnation}, {place}, {was_replica}
 """
 
+ADD_NAMESPACE = """
+{insert} into {namespaces} (name, incarnation, base, max_ttl_ms, ripe_ttl_ms, limit_set_at, place, waited_on)
+select :namespace,
+       case when waited.line is not null
+                 or (:promoted = 0 and not exists (select 1 from {namespaces} o where o.place <> {place}))
+            then :incarnation else :unconfirmed end,
+       0, :max_ttl_ms, :ripe_ttl_ms, {now}, {place}, waited.line
+from (select max(w.waited_on) as line from {namespaces} w where w.waited_on = :line) as waited
+where true
+{or_nothing}
+"""
+"""A namespace that is missing may have existed: a promotion may have lost it, or it was created after the dump that
+these tables came from. So no node is elected in the new one until every lease that the lost one may have granted is
+over, unless a node has already waited that long on this line of data, for another namespace (R15)."""
+
 CONFIRMED = """
-select incarnation, base, max_ttl_ms, (select value from {meta} where name = 'oldest')
+select incarnation, base, max_ttl_ms, {ripe}, limits, coalesce(place, {place}), {place},
+       (select value from {meta} where name = 'oldest')
 from {namespaces} where name = :namespace
 """
 
 CONFIRM = """
 update {namespaces}
-set incarnation = :incarnation,
-    base = case when :same_system = 1 then base else {greatest}(base, coalesce(
-        (select max(token) from {roles} where namespace = :namespace), 0)) end
-where name = :namespace and incarnation = :old
+set base = case when :same_tokens = 1 then base else 4294967296 + {serial} + {greatest}(base, coalesce(
+        (select max(token) from {roles} where namespace = :namespace), 0) - :above) end,
+    incarnation = :incarnation, place = :place, waited_on = :waited_on
+where name = :namespace and incarnation = :old and coalesce(place, {place}) = :old_place and {place} = :place
+"""
+"""Each timeline has its own tokens. A copy on another system, or in another place, has the tokens of its original,
+which may have issued more since the copy was made. So the tokens of a copy begin 2^32 higher. Among several copies of
+one dump on one server, a later one begins higher by ``serial``, which counts transactions."""
+
+RIPEN = """
+update {namespaces} set ripe_ttl_ms = max_ttl_ms
+where name = :namespace and max_ttl_ms = :max_ttl_ms and limits = :limits and incarnation = :incarnation
 """
 
 # The fence ---------------------------------------------------------------------------------------------------
 
-FENCE_GUARD = """
+FENCE_GUARD = f"""
     r.namespace = :namespace and r.name = :role and r.token = :token and r.holder = :id
-    and exists (select 1 from {members} m where m.id = r.holder and m.ended_at is null
-                and m.incarnation = {incarnation})
-    and not exists (select 1 from {terms} t where t.namespace = r.namespace and t.role = r.name
+    and exists (select 1 from {{members}} m where m.id = r.holder and m.ended_at is null
+                and {HERE})
+    and not exists (select 1 from {{terms}} t where t.namespace = r.namespace and t.role = r.name
                     and t.token = r.token and t.resigned_at is not null)
 """
 
 FENCE_BY_SHARE = "select 1 from {roles} r where " + FENCE_GUARD + "{for_share}"
-"""Locks the role's row, and no other, against a successor."""
+"""Locks only the role's row, against a successor."""
 
 FENCE_BY_LOOK = "select 1 from {roles} r where " + FENCE_GUARD
 """Locks nothing: for a transaction that is never committed."""
 
-FENCE_BY_UPDATE = (
-    """
-update {roles} as r set token = r.token where """
-    + FENCE_GUARD
-)
-"""Changes nothing and takes the write lock: where a SELECT opens no transaction, this does."""
+FENCE_BY_UPDATE = "\nupdate {roles} as r set token = r.token where " + FENCE_GUARD
+"""Changes nothing, but takes the write lock, and opens a transaction where a SELECT would not open one."""
 
 # Runs of jobs ------------------------------------------------------------------------------------------------
 
@@ -248,7 +273,7 @@ select job, anchor_us, claimed_us, done_us, token from {jobs}
 where namespace = :namespace and role = :role order by job
 """
 
-# What people ask ---------------------------------------------------------------------------------------------
+# What operators read ---------------------------------------------------------------------------------------------
 
 LEADERS = """
 select r.name, r.token, m.id, m.name
@@ -300,15 +325,15 @@ from {members} where namespace = :namespace and ended_at is null order by joined
 LOCK_NAMESPACE = """
 update {namespaces} set base = base where name = :namespace
 """
-"""Changes nothing and lets one candidate at a time join: two of one name must become one member."""
+"""Changes nothing, but lets only one candidate at a time join: two of the same name must become one member."""
 
 LOCK_DATABASE = """
 update {meta} set value = value where name = 'version'
 """
-"""Changes nothing: where one writer holds the whole file, a transaction that reads first may not write later."""
+"""Changes nothing, but takes SQLite's write lock: a transaction that reads first may be refused when it writes."""
 
-MANUAL_MEMBERS = """
-select id, name, ttl_ms, renewals, incarnation, renewed_at, {now} from {members}
+MANUAL_MEMBERS = f"""
+select id, name, ttl_ms, renewals, case when {HERE} then 1 else 0 end, renewed_at, {{now}} from {{members}} m
 where namespace = :namespace and takeover = 'manual' and ended_at is null
 """
 
@@ -327,13 +352,13 @@ LOCK_SILENT = """
 select id from {members} where id = :id and renewals = :renewals and ended_at is null {skip_locked}
 """
 
-HOLDER = """
+HOLDER = f"""
 select r.token, r.reserved_for, r.request_token, r.request_to, m.id, m.name, m.takeover, m.ttl_ms, m.renewals,
-       m.sentinel_key, m.sentinel_epoch, m.server_start, m.incarnation, coalesce(t.began_at, m.joined_at),
-       t.resigned_at, m.renewed_at, {now}
-from {roles} r
-left join {members} m on m.id = r.holder and m.ended_at is null
-left join {terms} t on t.namespace = r.namespace and t.role = r.name and t.token = r.token
+       m.sentinel_key, m.sentinel_epoch, m.server_start, case when {HERE} then 1 else 0 end,
+       coalesce(t.began_at, m.joined_at), t.resigned_at, m.renewed_at, {{now}}
+from {{roles}} r
+left join {{members}} m on m.id = r.holder and m.ended_at is null
+left join {{terms}} t on t.namespace = r.namespace and t.role = r.name and t.token = r.token
 where r.namespace = :namespace and r.name = :role
 """
 
@@ -341,8 +366,12 @@ STANDS = """
 select 1 from {candidates} where namespace = :namespace and role = :role and member_id = :id
 """
 
-FIRST_JOINED = """
-select min(joined_at), {now} from {members} where namespace = :namespace and incarnation = :incarnation
+FIRST_JOINED = f"""
+select min(joined_at), {{now}} from {{members}} m where namespace = :namespace and {HERE}
+"""
+
+LIMIT_SET = """
+select limit_set_at, {now} from {namespaces} where name = :namespace
 """
 
 # What operators do -------------------------------------------------------------------------------------------
@@ -357,14 +386,30 @@ select name from {namespaces} order by name
 """
 
 SET_MAX_TTL = """
-update {namespaces} set max_ttl_ms = :max_ttl_ms where name = :namespace
+update {namespaces}
+set ripe_ttl_ms = {least}({ripe}, :max_ttl_ms), limits = limits + 1, limit_set_at = {now}, max_ttl_ms = :max_ttl_ms
+where name = :namespace and max_ttl_ms <> :max_ttl_ms
 """
+"""MariaDB assigns the columns in the order of the text, so the limit comes last."""
 
-FORGET = (
+FORGET_ROLES = (
     "delete from {jobs} where namespace = :namespace",
     "delete from {candidates} where namespace = :namespace",
     "delete from {terms} where namespace = :namespace",
     "delete from {roles} where namespace = :namespace",
+)
+
+SHUT_OUT = {
+    "postgresql": ("set local lock_timeout = '50ms'", "lock table {members} in share row exclusive mode"),
+    "mysql": ("select id from {members} where namespace = :namespace for update",),
+    "sqlite": (),
+}
+"""Wait for members that are joining, and let no member join before the transaction ends.
+
+A row that is not there yet cannot be locked. PostgreSQL locks the table, at the end of the transaction, since renewals
+wait meanwhile. MariaDB, in REPEATABLE READ, locks the gap in the index. SQLite locks the file, from the beginning."""
+
+FORGET_MEMBERS = (
     "delete from {members} where namespace = :namespace",
     "delete from {namespaces} where name = :namespace",
 )

@@ -1,1 +1,1 @@
-"""A small Django project: an app with a model, leader-only services, commands, and tests of its own."""
+"""A small Django project: an app with a model, leader-only services, commands, and its own tests."""

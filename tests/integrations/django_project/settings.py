@@ -3,7 +3,7 @@
 import os
 from urllib.parse import unquote, urlsplit
 
-HERE = "tests.frameworks.django_project"
+HERE = "tests.integrations.django_project"
 URL = urlsplit(os.environ["TENURE_URL"])
 ENGINES = {"postgresql": "postgresql", "mysql": "mysql", "sqlite": "sqlite3"}
 

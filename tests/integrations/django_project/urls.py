@@ -1,4 +1,4 @@
-"""One page: who serves, and whether it leads."""
+"""One page: which process serves, and whether it leads."""
 
 import os
 

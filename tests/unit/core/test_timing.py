@@ -1,10 +1,10 @@
-"""The order of the durations is the argument for the safety of the lease: see the docstring of tenure.timing."""
+"""The order of the durations is the argument for the safety of the lease: see the docstring of tenure.core.timing."""
 
 from __future__ import annotations
 
 import pytest
 
-from tenure import timing
+from tenure.core import timing
 
 TTLS = [timing.MIN_TTL_S, 2.5, timing.DEFAULT_TTL_S, timing.DEFAULT_MAX_TTL_S, timing.MAX_TTL_S]
 SLOW, FAST = 1 - timing.DRIFT, 1 + timing.DRIFT
@@ -34,7 +34,7 @@ def test_leader_has_time_to_stop_what_it_runs(ttl):
 def test_server_is_told_a_patience_in_whole_units_that_is_not_shorter(ttl):
     """PostgreSQL takes whole seconds for keepalives and whole milliseconds for tcp_user_timeout."""
     pytest.importorskip("psycopg")
-    from tenure.connector import PostgresConnector
+    from tenure.databases.postgres.connect import PostgresConnector
 
     told = PostgresConnector("postgresql://host/db", "tenure", ttl, "test")._server_keepalive()
     idle, interval, count, user_ms = (int(value) for value in told.values())

@@ -1,4 +1,4 @@
-"""``python -m tests.exploration``: look through the small worlds, then take the rules away one by one."""
+"""``python -m tests.verification.exploration``: look through the small worlds, then take the rules away one by one."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tests.arguments import at_least, run
-from tests.exploration.explorer import Explorer, Found
-from tests.exploration.mutations import NOT_SHOWN, SHOWN
-from tests.exploration.story import tell
-from tests.exploration.worlds import WORLDS, World
-from tests.test_mutations import MUTATIONS, Mutation, mutated
+from tests.support.arguments import at_least, run
+from tests.verification.exploration.explorer import Explorer, Found
+from tests.verification.exploration.mutations import NOT_SHOWN, SHOWN
+from tests.verification.exploration.story import tell
+from tests.verification.exploration.worlds import WORLDS, World
+from tests.verification.mutations.test_mutations import MUTATIONS, Mutation, mutated
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.exploration", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.verification.exploration", description=__doc__)
     parser.add_argument("--world", choices=[world.name for world in WORLDS], help="this world only")
     parser.add_argument("--faults", type=at_least(0), help="how many faults in one history, if not the world's number")
     parser.add_argument("--depth", type=at_least(1), help="go no further than this many steps")
@@ -36,12 +36,12 @@ def main() -> int:
     if options.inside:
         return show(options.inside)
     if options.world and options.mutation:
-        parser.error("--world and --mutation: choose one of them; each rule has a world of its own")
+        parser.error("--world and --mutation: choose one of them; each rule has its own world")
     jobs: list[Callable[[], tuple[bool, str]]] = []
     for world in [world for world in WORLDS if not options.mutation and options.world in (None, world.name)]:
         budget = world.budget if options.faults is None else options.faults
         jobs.append(partial(explore, replace(world, budget=budget, deepest=options.depth or world.deepest)))
-    rules = [one for one in MUTATIONS if not options.world and options.mutation in (None, one.rule)]
+    rules = [rule for rule in MUTATIONS if not options.world and options.mutation in (None, rule.rule)]
     jobs.extend(partial(take_away, mutation) for mutation in rules)
     good = True
     with ProcessPoolExecutor(options.processes) as pool:
@@ -87,11 +87,11 @@ def take_away(mutation: Mutation) -> tuple[bool, str]:
 
 
 def run_mutated(mutation: Mutation, directory: Path) -> str:
-    """What the exploration says with the rule taken away, in a process of its own."""
+    """What the exploration says with the rule taken away, in a separate process."""
     copy = mutated(mutation, directory)
     path = os.pathsep.join([str(directory), str(ROOT)])
     result = subprocess.run(
-        [sys.executable, "-m", "tests.exploration", "--inside", str(copy) + os.pathsep + mutation.rule],
+        [sys.executable, "-m", "tests.verification.exploration", "--inside", str(copy) + os.pathsep + mutation.rule],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,

@@ -7,10 +7,13 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
-from tests.exploration.moves import FAULT, START, Space, State
-from tests.exploration.options import Move
-from tests.exploration.worlds import World
+from tenure.core import timing
+from tests.verification.exploration.moves import FAULT, START, Space, State
+from tests.verification.exploration.options import Move
+from tests.verification.exploration.worlds import World
 
+RIPENS_AFTER_S = 8.0
+"""In ticks, as all durations of a small world; a state looks back no further than ``forms.PAST``."""
 BITS = 22
 MASK = 2**BITS - 1
 
@@ -69,9 +72,14 @@ class Explorer:
         """Explore until nothing is left, or a promise is broken, or there are too many states."""
         began = time.process_time()
         found = Found(self.space.world, self.space)
-        self._explore(found)
+        usual = timing.DEFAULT_MAX_TTL_S, timing.RIPENS_AFTER_S
+        timing.DEFAULT_MAX_TTL_S, timing.RIPENS_AFTER_S = self.space.world.ttl, RIPENS_AFTER_S
+        try:
+            self._explore(found)
+        finally:
+            timing.DEFAULT_MAX_TTL_S, timing.RIPENS_AFTER_S = usual
         if found.closed:
-            self._everybody_can_be_led(found)
+            self._every_state_can_be_led(found)
         found.seconds = time.process_time() - began
         return found
 
@@ -135,10 +143,10 @@ class Explorer:
             target = self._from[target]
         return way[::-1]
 
-    def _everybody_can_be_led(self, found: Found) -> None:
-        """From every state somebody can come to lead, without another fault and without a dead process's coming back.
+    def _every_state_can_be_led(self, found: Found) -> None:
+        """From every state a node can come to lead, without another fault and without the return of a dead process.
 
-        Go backwards from the states in which somebody does, and see what is not reached.
+        Go backwards from the states in which one does, and see what is not reached.
         """
         count, space = len(self._states), self.space
         first_of = array("i", [0]) * (count + 1)

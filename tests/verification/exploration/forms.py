@@ -13,20 +13,20 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tenure import asks
+from tenure.core import messages
 
 PAST = -9
 """Ticks. Longer ago than that is all the same: no duration of a world is as long."""
-AGES = frozenset({"_since", "_unconfirmed", "_reservations", "_sent"})
+AGES = frozenset({"_since", "_unconfirmed", "_unripe", "_reservations", "sent"})
 """Attributes with moments that something is counted from. All others are due times: what is past is due, however long.
 """
 NEVER = 99
-DURATIONS = frozenset({"_ttl", "_slice_s", "longest_s"})
+DURATIONS = frozenset({"_ttl", "_renew_every", "stop_within", "_slice_s", "first_s", "longest_s"})
 """Attributes that are lengths of time; every other float is a moment."""
 LEFT_OUT = frozenset({"settings", "generation", "news", "_news", "_failures", "_tidy_at", "_chance", "chance"})
 """What decides nothing here: settings do not change, pauses are a tick however many attempts failed before."""
 ATOMS = frozenset({str, int, bool, type(None)})
-ASKS = frozenset(kind for kind in vars(asks).values() if isinstance(kind, type))
+MESSAGES = frozenset(kind for kind in vars(messages).values() if isinstance(kind, type))
 
 
 def ticks(moment: float, now: float, step: float, oldest: int) -> int:
@@ -51,7 +51,7 @@ def form(value: Any, now: float, step: float, oldest: int = 0) -> Any:  # noqa: 
         return tuple(sorted(value))
     if isinstance(value, enum.Enum):
         return value.name
-    if kind in ASKS:  # what was asked and answered: plain values, with no moments in them
+    if kind in MESSAGES:  # requests and answers: plain values, without moments
         return plain(value)
     return tuple(
         [
@@ -70,7 +70,7 @@ def plain(value: Any) -> Any:
         return tuple([plain(item) for item in value])
     if isinstance(value, set):
         return tuple(sorted(value))
-    if type(value) in ASKS and type(value) is not asks.Acquired:
+    if type(value) in MESSAGES and type(value) is not messages.Acquired:
         return value
     if dataclasses.is_dataclass(value):
         return (type(value).__name__, *[plain(getattr(value, field.name)) for field in dataclasses.fields(value)])

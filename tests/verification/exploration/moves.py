@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tenure import asks
-from tenure.protocol import Settings
-from tests.exploration.forms import Numbers, form
-from tests.exploration.lines import CLOSE
-from tests.exploration.names import NAMES, called, owner
-from tests.exploration.node import ROLE, Place
-from tests.exploration.options import Move, Options, Seen
-from tests.exploration.server import Base, Effect
-from tests.exploration.worlds import World
+from tenure.core import messages
+from tenure.core.protocol import ProtocolOptions
+from tests.verification.exploration.forms import Numbers, form
+from tests.verification.exploration.lines import CLOSE
+from tests.verification.exploration.names import NAMES, called, owner
+from tests.verification.exploration.node import ROLE, Place
+from tests.verification.exploration.options import Move, Options, Seen
+from tests.verification.exploration.server import Base, Effect
+from tests.verification.exploration.worlds import World
 
 State = tuple[int, ...]
 Step = tuple[str, Move, State, str | None]
@@ -65,9 +65,12 @@ class Space:
     def first(self) -> State:
         world = self.world
         base = Base(world.ttl, world.store, world.tables())
+        if world.ttls:
+            base.raise_limit(max(world.ttls))
         places = [
-            Place(number, Settings(NAMES[number], world.ttl, world.ttl / 4, takeover), world.rates[number])
+            Place(number, ProtocolOptions(NAMES[number], ttl, ttl / 4, takeover), world.rates[number])
             for number, takeover in enumerate(world.takeovers)
+            for ttl in [world.ttls[number] if world.ttls else world.ttl]
         ]
         if not world.settled:
             return (self._number_base(base), *[self._number(place) for place in places], world.budget)
@@ -134,10 +137,10 @@ class Space:
             known = self._based[base, move] = (self._number_base(server), result)
         return known
 
-    def execute(self, base: int, ask: int, standing: frozenset[int]) -> tuple[int, int, Effect]:
-        """The server executes an ask: its next state, the answer's number, and what else happened."""
-        value = self.values.kept[ask]
-        key = (base, ask, standing if isinstance(value, asks.Look) else None)
+    def execute(self, base: int, request: int, standing: frozenset[int]) -> tuple[int, int, Effect]:
+        """The server executes a request: its next state, the answer's number, and what else happened."""
+        value = self.values.kept[request]
+        key = (base, request, standing if isinstance(value, messages.Look) else None)
         known = self._executed.get(key)
         if known is None:
             server: Base = pickle.loads(self.bases.kept[base].pickled)
@@ -160,7 +163,7 @@ class Space:
                 yield kind, (number, *move), *self._one(state, number, move)
         yield from self._server_moves(state, seen)
         if not due:
-            yield TIME, ("tick",), *self._everybody(state, ("tick",), ("tick",))
+            yield TIME, ("tick",), *self._all(state, ("tick",), ("tick",))
         if state[-1]:
             left = (*state[:-1], state[-1] - 1)
             for number, one in enumerate(seen):
@@ -177,11 +180,11 @@ class Space:
                 yield DUE, (number, *move), *self._one(state, number, move)
             if heard and self.world.eager:
                 return
-        standing = frozenset().union(*[one.keys for one in seen])
+        standing = frozenset().union(*[node.keys for node in seen])
         for number, one in enumerate(seen):
-            for index, ask, key in one.requests:
+            for index, request, key in one.requests:
                 if key is None or key not in standing:
-                    yield DUE, (number, "execute", index), *self._execute(state, number, index, ask, standing)
+                    yield DUE, (number, "execute", index), *self._execute(state, number, index, request, standing)
 
     def _one(self, state: State, number: int, move: Move) -> tuple[State, str | None]:
         place, elected, broken = self.step(state[1 + number], move)
@@ -193,7 +196,7 @@ class Space:
             base = self.base(base, ("announce", token))[0]
         return (base, *state[1 : 1 + number], place, *state[2 + number :]), broken
 
-    def _everybody(self, state: State, on_base: Move, on_place: Move) -> tuple[State, str | None]:
+    def _all(self, state: State, on_base: Move, on_place: Move) -> tuple[State, str | None]:
         base, back = self.base(state[0], on_base)
         after, broken = (base, *state[1:]), None
         for number in range(len(state) - 2):
@@ -204,9 +207,9 @@ class Space:
         return after, broken
 
     def _execute(
-        self, state: State, number: int, index: int, ask: int, standing: frozenset[int]
+        self, state: State, number: int, index: int, request: int, standing: frozenset[int]
     ) -> tuple[State, str | None]:
-        base, answer, effect = self.execute(state[0], ask, standing)
+        base, answer, effect = self.execute(state[0], request, standing)
         after, broken = self._one((base, *state[1:]), number, ("execute", index, answer))
         if effect.renewed:
             for other in range(len(state) - 2):
@@ -224,7 +227,7 @@ class Space:
         return after, effect.broken or broken
 
     def _unjust(self, state: State, number: int, effect: Effect) -> str | None:
-        """Nobody is declared dead because the server stopped."""
+        """No member is declared dead because the server stopped."""
         by = NAMES[number]
         for member, reason in effect.ended:
             if reason == "death" and member not in self.places.kept[state[1 + owner(member)]].fallen:
@@ -245,14 +248,14 @@ class Space:
                 yield FREE, ("down",), (self.base(state[0], ("down",))[0], *state[1:]), None
         if stands.image and stands.phase == "up":
             for told in (True, False):
-                yield FREE, ("promote", told), *self._everybody(state, ("promote",), ("stop", told))
+                yield FREE, ("promote", told), *self._all(state, ("promote",), ("stop", told))
         if stands.write:
             yield FREE, ("commit",), (self.base(state[0], ("commit",))[0], *state[1:]), None
 
     def _server_faults(self, state: State) -> Iterator[Step]:
         stands, kinds = self.bases.kept[state[0]], self.world.faults
         if stands.phase == "up" and "stop" in kinds:
-            yield FAULT, ("stop",), *self._everybody(state, ("down",), ("stop", True))
+            yield FAULT, ("stop",), *self._all(state, ("down",), ("stop", True))
         if stands.phase == "up" and "fast stop" in kinds:
             yield FAULT, ("stopping",), (self.base(state[0], ("stopping",))[0], *state[1:]), None
         if stands.phase == "up" and "promotion" in kinds and not stands.image:
@@ -263,9 +266,9 @@ class Space:
     # What must never be true -----------------------------------------------------------------------------------------
 
     def leads(self, state: State) -> bool:
-        """Whether somebody leads, or no process is there to do it."""
+        """Whether a node leads, or no process is there to do it."""
         seen = [self.places.kept[place] for place in state[1:-1]]
-        return any(one.believes for one in seen) or not any(one.alive for one in seen)
+        return any(node.believes for node in seen) or not any(node.alive for node in seen)
 
     def broken(self, state: State) -> str | None:
         """The promise that this state breaks."""

@@ -1,7 +1,7 @@
 """Rules taken away, and the small world in which that shows.
 
-The list of rules is that of ``tests/test_mutations.py``, with the same edits. A rule that lives in the SQL is taken out
-of the model of the tables as well, since the SQL is not run here.
+The list of rules is that of ``tests/verification/mutations/test_mutations.py``, with the same edits. A rule that lives
+in the SQL is taken out of the model of the tables as well, since the SQL is not run here.
 """
 
 from __future__ import annotations
@@ -10,39 +10,44 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from tenure import asks
-from tests.exploration.worlds import INSTANT, STRICT, World
-from tests.simulation.model import ModelStore, RoleRow, Tables
+from tenure.core import messages
+from tests.verification.exploration.worlds import INSTANT, STRICT, World
+from tests.verification.simulation.model import MemberRow, ModelStore, RoleRow, Tables
 
 
 class EndWithoutTheCount(ModelStore):
-    def _guarded(self, verdict: asks.Verdict) -> bool:
+    def _guarded(self, verdict: messages.Verdict) -> bool:
         return verdict.reason == "silence" or super()._guarded(verdict)
 
 
 class EndWithoutTheEpoch(ModelStore):
-    def _guarded(self, verdict: asks.Verdict) -> bool:
+    def _guarded(self, verdict: messages.Verdict) -> bool:
         return verdict.reason == "death" or super()._guarded(verdict)
 
 
 class RenewalOfTheEnded(ModelStore):
-    def _renew(self, ask: asks.Renew) -> asks.Standing:
-        if ask.member_id not in self.tables.members:
-            return asks.Standing(alive=False)
-        self.tables.members[ask.member_id].renewals += 1
-        return self._standing(ask.member_id, ask.alone_in)
+    def _renew(self, request: messages.Renew) -> messages.Standing:
+        if request.member_id not in self.tables.members:
+            return messages.Standing(alive=False)
+        self.tables.members[request.member_id].renewals += 1
+        return self._standing(request.member_id, request.alone_in)
 
 
 class NoAcquireOfMyOwn(ModelStore):
-    def _takeable(self, role: RoleRow, name: str, ask: asks.Acquire) -> bool:
-        return role.holder != ask.member_id and super()._takeable(role, name, ask)
+    def _takeable(self, role: RoleRow, name: str, request: messages.Acquire) -> bool:
+        return role.holder != request.member_id and super()._takeable(role, name, request)
 
 
 class ResumeAnywhere(ModelStore):
-    def _resume(self, ask: asks.Resume) -> asks.Standing:
-        row = self.tables.members.get(ask.member.id)
-        server = dataclasses.replace(ask.server, incarnation=row.incarnation) if row else ask.server
-        return super()._resume(dataclasses.replace(ask, server=server))
+    def _resume(self, request: messages.Resume) -> messages.Standing:
+        row = self.tables.members.get(request.member.id)
+        server = dataclasses.replace(request.server, incarnation=row.line.split()[0]) if row else request.server
+        return super()._resume(dataclasses.replace(request, server=server))
+
+
+class ResumeWhenever(ModelStore):
+    def _resumable(self, row: MemberRow, request: messages.Resume) -> bool:
+        return row.line == request.server.line
 
 
 class TokenFromTheRow(ModelStore):
@@ -51,8 +56,23 @@ class TokenFromTheRow(ModelStore):
 
 
 class FenceAnywhere(Tables):
-    def fenced(self, role: str, token: int, member_id: str, incarnation: str) -> bool:  # noqa: ARG002
-        return super().fenced(role, token, member_id, self.members[member_id].incarnation)
+    def fenced(self, role: str, token: int, member_id: str, line: str) -> bool:  # noqa: ARG002
+        return super().fenced(role, token, member_id, self.members[member_id].line)
+
+
+class RipeAtOnce(Tables):
+    def limit_ttl(self, seconds: float) -> None:
+        super().limit_ttl(seconds)
+        if self.confirmed:
+            self.confirmed = dataclasses.replace(self.confirmed, ripe_ttl=seconds)
+
+
+class ConfirmedAtOnce(ModelStore):
+    def open(self, default_max_ttl: float) -> tuple[messages.Server, messages.Confirmed]:
+        server, confirmed = super().open(default_max_ttl)
+        if confirmed.made_on_a_promoted_server:
+            confirmed = self.tables.confirmed = dataclasses.replace(confirmed, incarnation=server.incarnation)
+        return server, confirmed
 
 
 @dataclass(frozen=True)
@@ -83,9 +103,18 @@ SHOWN = {
     "observation kept across a broken connection": Showing("silent for too long", _in(STRICT, "stop")),
     "acquire on an unconfirmed server": Showing(LEADERS, _in(INSTANT, "promotion", settled=False)),
     "a new server confirmed at once": Showing(LEADERS, _in(INSTANT, "promotion", settled=False)),
+    "a raise of the largest TTL is ripe at once": Showing(
+        LEADERS, _in(STRICT, budget=0, ttl=2.0, ttls=(4.0, 2.0), settled=False, tables=RipeAtOnce)
+    ),
+    "a missing namespace is confirmed at once": Showing(
+        LEADERS, _in(STRICT, "promotion", settled=False, store=ConfirmedAtOnce)
+    ),
     "resume across incarnations": Showing(LEADERS, _in(INSTANT, "cut a", "promotion", budget=2, store=ResumeAnywhere)),
     "end without the sentinel's epoch and the server's start time": Showing(
         LEADERS, _in(INSTANT, "cut a", "stop", budget=2, store=EndWithoutTheEpoch)
+    ),
+    "a delayed resume replaces the one that came instead": Showing(
+        LEADERS, _in(INSTANT, "slow control up a", "stop", budget=2, store=ResumeWhenever)
     ),
     "proof of death on another server": Showing("only the server had stopped", _in(INSTANT, "stop")),
     "proof of death without the fresh connection": Showing("only the server had stopped", _in(INSTANT, "fast stop")),
@@ -113,5 +142,10 @@ NOT_SHOWN = {
     "verdicts forgotten that came in while others were carried out": (
         "what breaks is a bound in time: the next look, a tick later, finds the second death again"
     ),
+    "a raise ripens before a replica must have it": "how long it takes is the explorer's own number of ticks",
+    "a limit that was changed and changed back goes on ripening": "the small world has one raise",
+    "a missing namespace waits for its own limit only": "every limit is the world's one TTL",
+    "a restored copy is taken for the original": "nobody restores a dump in the small world",
+    "tokens of a restored copy follow those in the dump": "nobody restores a dump in the small world",
     "a reservation outlives its member": "nobody reserves a role for anybody in the small world",
 }

@@ -1,7 +1,7 @@
-"""Ids, keys, counts of renewals: what would only grow is kept small here, so that states come round again.
+"""Ids, keys, counts of renewals: what would only grow is kept small here, so that states repeat.
 
 Ids and keys are drawn one after the other. A count of renewals is counted back from the one in the row, which is always
-zero: only whether it is the row's matters to anybody.
+zero: all that matters is whether a count is the row's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import uuid
 from typing import Any
 
-from tenure import asks
+from tenure.core import messages
 
 NAMES = "abc"
 OLDEST = -7
@@ -23,11 +23,14 @@ class Chance:
     def __init__(self, node: int) -> None:
         self.node = node
         self.drawn = 0
+        self.keys = 0
 
     def getrandbits(self, bits: int) -> int:
         if bits == 31:
-            return self.drawn * 16 + self.node
+            self.keys += 1
+            return (self.drawn * 16 + self.keys) * 16 + self.node
         self.drawn += 1
+        self.keys = 0
         return (self.node * 16 + self.drawn) << 96
 
     def random(self) -> float:
@@ -49,16 +52,16 @@ def called(member_id: str | None) -> str:
 
 
 def shifted(value: Any, member_id: str, by: int) -> Any:
-    """An ask or an answer, with the counts of this member's renewals shifted."""
+    """A request or an answer, with the counts of this member's renewals shifted."""
     if isinstance(value, tuple):
         return tuple(shifted(item, member_id, by) for item in value)
-    if isinstance(value, asks.End):
-        return asks.End(value.member_id, tuple(shifted(verdict, member_id, by) for verdict in value.verdicts))
-    if isinstance(value, asks.Looked):
+    if isinstance(value, messages.End):
+        return messages.End(value.member_id, tuple(shifted(verdict, member_id, by) for verdict in value.verdicts))
+    if isinstance(value, messages.Looked):
         members = tuple(shifted(member, member_id, by) for member in value.members)
         return dataclasses.replace(value, members=members)
-    if isinstance(value, asks.Verdict) and value.member_id == member_id and value.renewals is not None:
+    if isinstance(value, messages.Verdict) and value.member_id == member_id and value.renewals is not None:
         return dataclasses.replace(value, renewals=max(OLDEST, value.renewals + by))
-    if isinstance(value, asks.Sighting) and value.id == member_id:
+    if isinstance(value, messages.Sighting) and value.id == member_id:
         return dataclasses.replace(value, renewals=max(OLDEST, value.renewals + by))
     return value

@@ -1,8 +1,9 @@
 """One node of the small world: its protocol, its two lanes, its connections, and all that is on its way in them.
 
-It does what the engine does, and what ``tests.simulation.node`` does: one ask at a time a lane, the next one as soon as
-the answer is in, doubt before anything is closed, and a keeper that ends trust and cuts calls that hang. Every method
-whose name begins with ``do_`` is one step, and leads to one state.
+It does what the engine does, and what ``tests.verification.simulation.node`` does: one request at a time per lane, the
+next as soon as the answer is in, doubt before a connection is closed, and a keeper that ends trust and cuts calls that
+hang.
+Every method whose name begins with ``do_`` is one step, and leads to one state.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tenure import asks, timing
-from tenure.candidacy import LONG_AGO, RETRY_S
+from tenure.core import messages, timing
+from tenure.core.membership import Phase
+from tenure.core.protocol import NodeProtocol, ProtocolOptions
+from tenure.core.timing import LONG_AGO
+from tenure.core.watch_lane import SOON_S
 from tenure.events import Elected
-from tenure.protocol import Phase, Protocol, Settings
-from tests.exploration.forms import form
-from tests.exploration.lines import CLOSE, CLOSED, FAILED, Line
-from tests.exploration.names import NAMES, OLDEST, Chance, called, shifted
-from tests.exploration.record import Record
+from tests.verification.exploration.forms import form
+from tests.verification.exploration.lines import CLOSE, CLOSED, FAILED, Line
+from tests.verification.exploration.names import NAMES, OLDEST, Chance, called, shifted
+from tests.verification.exploration.record import Record
 
 ROLE = "r"
 TICK_S = 1.0
@@ -30,13 +33,13 @@ KNOWN = 6
 class Place:
     """A node and everything between it and the server."""
 
-    def __init__(self, number: int, settings: Settings, rate: float) -> None:
+    def __init__(self, number: int, settings: ProtocolOptions, rate: float) -> None:
         self.number = number
         self.settings = settings
         self.step = rate * TICK_S
         self.now = 0.0
         self.chance = Chance(number)
-        self.protocol: Protocol | None = None
+        self.protocol: NodeProtocol | None = None
         self.asked: dict[str, Any] = {"control": None, "watch": None}
         self.age = {"control": 0, "watch": 0}
         self.lines: list[Line] = []
@@ -46,7 +49,7 @@ class Place:
         self.unheard: int | None = None
         """For how many ticks an instant node has not heard that the server has cut its control connection."""
         self.fallen: set[str] = set()
-        """Memberships whose sentinel fell for a reason of its own, and not because the server stopped."""
+        """Memberships whose sentinel fell for another reason than the end of the server."""
         self.record = Record()
         self.elected: list[int] = []
         self.broken: list[str] = []
@@ -61,7 +64,7 @@ class Place:
         if self.protocol:
             self._forget()
         lines = tuple([form(line, 0.0, 1.0) for line in self.lines])
-        flags = (self.paused, self.isolated, self.unheard, self.chance.drawn, self.number)
+        flags = (self.paused, self.isolated, self.unheard, self.chance.drawn, self.chance.keys, self.number)
         asked = tuple([(form(self.asked[lane], 0.0, 1.0), self.age[lane]) for lane in ("control", "watch")])
         record = form(self.record, self.now, self.step)
         return form(self.protocol, self.now, self.step), lines, flags, asked, tuple(sorted(self.fallen)), record
@@ -69,9 +72,9 @@ class Place:
     def _forget(self) -> None:
         """Drop what is remembered and decides nothing more."""
         assert self.protocol
-        protocol, roles = self.protocol, self.protocol.roles
-        if self.now >= protocol._vacancy_swept_at + 4 * RETRY_S:
-            protocol._vacancy_swept_at = LONG_AGO
+        watch, roles = self.protocol._watch, self.protocol.roles
+        if self.now >= watch._vacancy_swept_at + SOON_S:
+            watch._vacancy_swept_at = LONG_AGO
         for role in [role for role, (_, until) in roles._stand_back.items() if self.now >= until]:
             del roles._stand_back[role]
 
@@ -98,10 +101,10 @@ class Place:
 
     def hangs(self, lane: str) -> bool:
         """Whether the keeper gives up the call on this lane."""
-        ask, ttl = self.asked[lane], self.settings.ttl
-        if ask is None or not self.protocol or self.paused:
+        request, ttl = self.asked[lane], self.settings.ttl
+        if request is None or not self.protocol or self.paused:
             return False
-        if isinstance(ask, (asks.Open, asks.OpenWatch, asks.Knock)):
+        if isinstance(request, (messages.Open, messages.OpenWatch, messages.Knock)):
             patience = min(5.0, ttl / 2)
         else:
             patience = timing.trust(ttl) if lane == "control" else timing.SLICE_S + ttl
@@ -126,9 +129,10 @@ class Place:
 
     def do_start(self) -> None:
         self.isolated = None
-        self.protocol = Protocol(self.settings, 0)
-        for holder in (self.protocol, self.protocol._reopen, self.protocol._retry, self.protocol._rewatch):
-            setattr(holder, "chance" if holder is not self.protocol else "_chance", self.chance)
+        self.protocol = NodeProtocol(self.settings, 0)
+        self.protocol._chance = self.chance
+        for backoff in (self.protocol._connection.reopen, self.protocol._retry, self.protocol._watch._retry):
+            backoff.chance = self.chance
         self.protocol._tidy_at = float("inf")
         self.protocol.stand(ROLE)
         self._settle()
@@ -179,7 +183,7 @@ class Place:
     # What the lanes do ---------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """After every step: give the lanes their next asks, publish what was decided."""
+        """After every step: give the lanes their next requests, publish what was decided."""
         if self.protocol is None:
             return
         if not self.paused:
@@ -206,28 +210,28 @@ class Place:
         self.broken.extend(f"{self.name}: {promise}" for promise in promises)
 
     def _pump(self, lane: str) -> bool:
-        """Ask what is to be asked next; True if that failed at once."""
+        """Send the next request; True if that failed at once."""
         assert self.protocol
         if self.asked[lane] is not None:
             return False
-        ask = self.protocol.control(self.now) if lane == "control" else self.protocol.watch(self.now)
-        if isinstance(ask, float):
-            assert ask > self.now, f"{lane} is to be asked again at {ask}, which is not after {self.now}"
+        request = self.protocol.control(self.now) if lane == "control" else self.protocol.watch(self.now)
+        if isinstance(request, float):
+            assert request > self.now, f"{lane} is to be asked again at {request}, which is not after {self.now}"
             return False
-        if isinstance(ask, asks.Look) and ask.seconds:
-            ask = dataclasses.replace(ask, seconds=1.0)  # a slice is a tick
-        self.asked[lane], self.age[lane] = ask, 0
-        if isinstance(ask, (asks.Open, asks.OpenWatch, asks.Knock)):
-            self.lines.append(Line("knock" if isinstance(ask, asks.Knock) else lane, up=[ask]))
+        if isinstance(request, messages.Look) and request.seconds:
+            request = dataclasses.replace(request, seconds=1.0)  # a slice is a tick
+        self.asked[lane], self.age[lane] = request, 0
+        if isinstance(request, (messages.Open, messages.OpenWatch, messages.Knock)):
+            self.lines.append(Line("knock" if isinstance(request, messages.Knock) else lane, up=[request]))
             return False
         line = self.line(lane)
         if line is None:  # it broke while nothing was asked
             assert lane == "watch"
             self.asked[lane] = None
-            self.protocol.fail_watch(ask, self.now, lost=True)
+            self.protocol.fail_watch(request, self.now, lost=True)
             return True
         if line.open:
-            line.up.append(ask)
+            line.up.append(request)
         return False
 
     def do_hear(self, index: int) -> None:
@@ -246,23 +250,23 @@ class Place:
         if message == CLOSED:
             self._lose_control(line)
             return
-        ask, self.asked["control"] = self.asked["control"], None
+        request, self.asked["control"] = self.asked["control"], None
         if message == FAILED:
-            self.protocol.fail(ask, self.now, lost=False)
+            self.protocol.fail(request, self.now, lost=False)
             return
-        if isinstance(message, asks.Opened):
-            self.protocol.met(message.server.start, self.now)
-        self.protocol.answer(ask, message, self.now)
+        if isinstance(message, messages.Opened):
+            self.protocol.server_answered(message.server.start, self.now)
+        self.protocol.answer(request, message, self.now)
 
     def _lose_control(self, line: Line) -> None:
         """The control connection is gone: in doubt before anything is closed."""
         assert self.protocol
         self.unheard = None
-        ask, self.asked["control"] = self.asked["control"], None
-        if ask is None:
+        request, self.asked["control"] = self.asked["control"], None
+        if request is None:
             self.protocol.lost_control(self.now)
         else:
-            self.protocol.fail(ask, self.now, lost=True)
+            self.protocol.fail(request, self.now, lost=True)
         self._close(line)
 
     def _hear_watch(self, line: Line, message: Any) -> None:
@@ -270,38 +274,39 @@ class Place:
         if message == CLOSED:
             self._lose_watch(line)
             return
-        ask, self.asked["watch"] = self.asked["watch"], None
+        request, self.asked["watch"] = self.asked["watch"], None
         if line.lane == "knock":
             self.lines.remove(line)
         if message == FAILED:
-            self.protocol.fail_watch(ask, self.now, lost=False)
+            self.protocol.fail_watch(request, self.now, lost=False)
         else:
-            before = dict(self.protocol._verdicts)
-            self.protocol.answer_watch(ask, message, self.now)
-            for member, verdict in self.protocol._verdicts.items():
+            before = dict(self.protocol._watch.verdicts)
+            self.protocol.answer_watch(request, message, self.now)
+            for member, verdict in self.protocol._watch.verdicts.items():
                 if member not in before and verdict.reason == "silence":
-                    self._watched_long_enough(member, line)
+                    self._watched_long_enough(next(seen for seen in message.members if seen.id == member), line)
 
-    def _watched_long_enough(self, member: str, line: Line) -> None:
+    def _watched_long_enough(self, sighting: messages.Sighting, line: Line) -> None:
         """A silence was watched from its beginning to its end on one connection: an outage of the server is none."""
-        if line.age < KNOWN and line.age * self.step < timing.silence(self.settings.ttl):
+        member = sighting.id
+        if line.age < KNOWN and line.age * self.step < timing.silence(sighting.ttl):
             since = f"its connection is {line.age} ticks old"
             self._break(f"it judges that {called(member)} was silent for too long, and {since}")
 
     def _lose_watch(self, line: Line) -> None:
         assert self.protocol
-        ask = self.asked["watch"]
-        if ask is not None and (line.lane == "knock" or not isinstance(ask, asks.Knock)):
+        request = self.asked["watch"]
+        if request is not None and (line.lane == "knock" or not isinstance(request, messages.Knock)):
             self.asked["watch"] = None
             if line.lane == "knock":
-                self.protocol.answer_watch(ask, asks.Knocked(open=False), self.now)
+                self.protocol.answer_watch(request, messages.Knocked(open=False), self.now)
             else:
-                self.protocol.fail_watch(ask, self.now, lost=True)
+                self.protocol.fail_watch(request, self.now, lost=True)
         self._close(line)
 
     def do_hang(self, lane: str) -> None:
         """The keeper cuts a connection on which a call hangs."""
-        line = self.line("knock" if isinstance(self.asked[lane], asks.Knock) else lane)
+        line = self.line("knock" if isinstance(self.asked[lane], messages.Knock) else lane)
         assert line
         if lane == "control":
             self._lose_control(line)
@@ -327,23 +332,18 @@ class Place:
     def do_execute(self, index: int, answer: Any) -> None:
         """The server has executed what came in; the answer is on its way."""
         line = self.lines[index]
-        ask = line.up.pop(0)
-        if ask == CLOSE:
+        request = line.up.pop(0)
+        if request == CLOSE:
             self._end(line)
             return
-        if isinstance(answer, (asks.Opened, asks.Watching)):
+        if isinstance(answer, (messages.Opened, messages.Watching)):
             line.open = True
-        elif isinstance(ask, asks.Join):
-            line.key, line.member = ask.member.key, ask.member.id
-        elif isinstance(ask, asks.Resume):
-            for other in list(self.lines):
-                if other is not line and other.key == ask.member.key is not None:
-                    self._end(other)
-            line.key, line.member = ask.member.key, ask.member.id
-        elif isinstance(ask, asks.Leave):
+        elif isinstance(request, messages.Join) or (isinstance(request, messages.Resume) and answer.alive):
+            line.key, line.member = request.member.key, request.member.id
+        elif isinstance(request, messages.Leave):
             line.key = None
-        elif isinstance(ask, (asks.Renew, asks.Look)):
-            line.member = ask.member_id
+        elif isinstance(request, (messages.Renew, messages.Look)):
+            line.member = request.member_id
         if line.used:
             line.down.append(answer)
 
@@ -353,7 +353,7 @@ class Place:
         self.lines[index].down.append(FAILED)
 
     def do_stop(self, told: bool) -> None:
-        """The server is gone, and answers that were on their way with it; with its host gone, nobody is told."""
+        """The server is gone with the answers that were on their way. If its host is gone, the nodes do not notice."""
         for line in list(self.lines):
             if line.open:
                 line.down.clear()
@@ -424,16 +424,15 @@ class Place:
     def do_shift(self, member_id: str, by: int) -> None:
         """The row of a member counts one renewal more: what was seen of it before is one further back."""
         if self.protocol:
-            observation = self.protocol._observation
+            observation = self.protocol._watch._evidence
             seen = observation._since
             if member_id in seen:
                 seen[member_id] = (max(OLDEST, seen[member_id][0] + by), seen[member_id][1])
-            verdicts = self.protocol._verdicts
+            verdicts = self.protocol._watch.verdicts
             if member_id in verdicts:
                 verdicts[member_id] = shifted(verdicts[member_id], member_id, by)
-            observation._suspects = shifted(observation._suspects, member_id, by)
-            observation._predecessor = shifted(observation._predecessor, member_id, by)
-        self.asked = {lane: shifted(ask, member_id, by) for lane, ask in self.asked.items()}
+            observation.suspects = shifted(observation.suspects, member_id, by)
+        self.asked = {lane: shifted(request, member_id, by) for lane, request in self.asked.items()}
         for line in self.lines:
             line.up = [shifted(message, member_id, by) for message in line.up]
             line.down = [shifted(message, member_id, by) for message in line.down]

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tenure import asks
-from tests.exploration.lines import CLOSE
-from tests.exploration.node import ROLE, Place
+from tenure.core import messages
+from tests.verification.exploration.lines import CLOSE
+from tests.verification.exploration.node import ROLE, Place
 
 Move = tuple[Any, ...]
 
@@ -27,14 +27,14 @@ class Seen:
     fallen: frozenset[str]
     due: tuple[Move, ...]
     requests: tuple[tuple[int, int, int | None], ...]
-    """(line, ask, key that must be free first) of what the server may execute now."""
+    """(line, request, key that must be free first) of what the server may execute now."""
     free: tuple[Move, ...]
     faults: tuple[Move, ...]
     open: tuple[int, ...]
 
 
 class Options:
-    """Knows which faults a world has; ``number`` gives an ask its number."""
+    """Knows which faults a world has; ``number`` gives a request its number."""
 
     def __init__(self, kinds: tuple[str, ...], number: Callable[[Any], int]) -> None:
         self._kinds = kinds
@@ -70,11 +70,11 @@ class Options:
 
     def _request(self, place: Place, index: int) -> Iterator[tuple[int, int, int | None]]:
         """What lies at the head of a line, and the key that a look waits for until its slice is over."""
-        ask = place.lines[index].up[0]
-        waits = isinstance(ask, asks.Look) and ask.seconds and place.protocol and not place.age["watch"]
-        if waits and ask.wait_for is None:
+        request = place.lines[index].up[0]
+        waits = isinstance(request, messages.Look) and request.seconds and place.protocol and not place.age["watch"]
+        if waits and request.wait_for is None:
             return
-        yield index, self._value(ask), ask.wait_for if waits else None
+        yield index, self._value(request), request.wait_for if waits else None
 
     def _free(self, place: Place) -> Iterator[Move]:
         """What may happen at any time, at no cost: faults come to an end."""
@@ -120,5 +120,5 @@ class Options:
             yield ("fail", index)
 
     def _may(self, kind: str, place: Place) -> bool:
-        """Whether the world has this fault, for everybody or for this node."""
+        """Whether the world has this fault, for all nodes or for this one."""
         return kind in self._kinds or f"{kind} {place.name}" in self._kinds

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tenure.candidacy import LONG_AGO
+from tenure.core.timing import LONG_AGO
 from tenure.events import Deposed, Elected, Resumed, Suspended
 
 

@@ -1,7 +1,7 @@
 """The one server of the small world: the tables, who it is, and how it stops.
 
-An ask is executed at one instant by the simulator's model of the tables. Counts of renewals are kept at zero: a renewal
-moves what others have seen of it one further back instead (``Place.do_shift``), so that states come round again.
+The simulator's model of the tables executes a request at one instant. Counts of renewals are kept at zero: instead, a
+renewal moves what others have seen of it one further back (``Place.do_shift``), so that states repeat.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tenure import asks
-from tests.exploration.forms import plain
-from tests.exploration.lines import CLOSED
-from tests.exploration.names import OLDEST, called
-from tests.exploration.node import FAST, ROLE, TICK_S
-from tests.simulation.model import ModelStore, Tables
+from tenure.core import messages, timing
+from tests.verification.exploration.forms import plain
+from tests.verification.exploration.lines import CLOSED
+from tests.verification.exploration.names import OLDEST, called
+from tests.verification.exploration.node import FAST, ROLE, TICK_S
+from tests.verification.simulation.model import ModelStore, Tables
 
 
 @dataclass
 class Effect:
-    """What an ask did, beside its answer."""
+    """What a request did, beside its answer."""
 
     answer: Any
     renewed: str | None = None
@@ -38,8 +38,6 @@ class Sentinels:
 
     def hold(self, _: int) -> bool:
         return True
-
-    retake = hold
 
     def release(self, key: int) -> None:
         pass
@@ -63,6 +61,8 @@ class Base:
     announced: int = 0
     image: Tables | None = None
     """What the replica has."""
+    lag: int = 0
+    """For how many ticks it has got nothing. One that lacks as much as a raise takes to ripen is not promoted."""
     write: tuple[int, int] | None = None
     """A fenced transaction: its token, and for how many ticks it has been open."""
 
@@ -70,12 +70,13 @@ class Base:
         for tables in (self.tables, self.image):
             if tables:
                 _tidy(tables)
-        flags = (self.start, self.timeline, self.phase, self.issued, self.announced, self.write)
+        flags = (self.start, self.timeline, self.phase, self.issued, self.announced, self.write, self.lag)
         return flags, plain(self.tables), plain(self.image)
 
     @property
-    def identity(self) -> asks.Server:
-        return asks.Server(f"start-{self.start}", f"system:{self.timeline}", self.timeline)
+    def identity(self) -> messages.Server:
+        promoted = self.timeline > 1
+        return messages.Server(f"start-{self.start}", f"system:{self.timeline}", self.timeline, promoted=promoted)
 
     @property
     def living(self) -> frozenset[str]:
@@ -86,13 +87,13 @@ class Base:
         if self.write and self.write[0] < self.issued:
             return f"a write fenced with {ROLE} {self.write[0]} can commit after {self.issued} was begun"
         for (role, token), term in self.tables.terms.items():
-            if token < self.issued and self.tables.fenced(role, token, term.member_id, self.identity.incarnation):
+            if token < self.issued and self.tables.fenced(role, token, term.member_id, self.identity.line):
                 return f"the fence lets {role} {token} through after {self.issued} was begun"
         return None
 
-    # Asks ----------------------------------------------------------------------------------------------------------
+    # Requests ------------------------------------------------------------------------------------------------------
 
-    def execute(self, ask: Any, standing: Iterable[int]) -> Effect:
+    def execute(self, request: Any, standing: Iterable[int]) -> Effect:
         store = self.store(
             lambda: self.tables,
             Sentinels(standing),
@@ -101,43 +102,43 @@ class Base:
             server=lambda: self.identity,
             locked=lambda: (ROLE,) if self.write else (),
         )
-        if isinstance(ask, asks.Evict):
-            return Effect(asks.Done(), evicted=tuple(sorted(set(ask.member_ids) - self.living)))
-        if isinstance(ask, asks.Join) and ask.member.id in self.tables.members:
-            return Effect(CLOSED, broken=f"the id of {called(ask.member.id)} was used again")
-        if isinstance(ask, (asks.Open, asks.OpenWatch, asks.Knock, asks.Look, asks.Unblock)):
-            return Effect(self._answer(ask, store))
-        return self._examine(ask, store.perform(ask))
+        if isinstance(request, messages.Evict):
+            return Effect(messages.Done(), evicted=tuple(sorted(set(request.member_ids) - self.living)))
+        if isinstance(request, messages.Join) and request.member.id in self.tables.members:
+            return Effect(CLOSED, broken=f"the id of {called(request.member.id)} was used again")
+        if isinstance(request, (messages.Open, messages.OpenWatch, messages.Knock, messages.Look, messages.Unblock)):
+            return Effect(self._answer(request, store))
+        return self._examine(request, store.perform(request))
 
-    def _answer(self, ask: Any, store: ModelStore) -> Any:
+    def _answer(self, request: Any, store: ModelStore) -> Any:
         """The answer to what changes no table."""
         up = self.phase == "up"
-        if isinstance(ask, asks.Knock):
-            return asks.Knocked(up and ask.server_start == self.identity.start)
-        if isinstance(ask, asks.Look):
-            rows, vacancy = store.roster(ask.member_id)
-            return asks.Looked(self.identity, store.sightings(rows), vacancy)
-        if isinstance(ask, asks.Unblock):
-            if self.write and self.write[1] * TICK_S > ask.bound_s:
+        if isinstance(request, messages.Knock):
+            return messages.Knocked(up and request.server_start == self.identity.start)
+        if isinstance(request, messages.Look):
+            rows, vacancy = store.roster(request.member_id)
+            return messages.Looked(self.identity, store.sightings(rows), vacancy)
+        if isinstance(request, messages.Unblock):
+            if self.write and self.write[1] * TICK_S > request.bound_s:
                 self.write = None
-            return asks.Done()
-        if isinstance(ask, asks.Open):
-            return asks.Opened(*store.open(self.max_ttl)) if up else CLOSED
-        return asks.Watching() if up else CLOSED
+            return messages.Done()
+        if isinstance(request, messages.Open):
+            return messages.Opened(*store.open(self.max_ttl)) if up else CLOSED
+        return messages.Watching() if up else CLOSED
 
-    def _examine(self, ask: Any, answer: Any) -> Effect:
+    def _examine(self, request: Any, answer: Any) -> Effect:
         """What a job of the control lane did that matters to others."""
         effect = Effect(answer)
-        if isinstance(ask, (asks.Renew, asks.Resume)) and answer.alive:
-            effect.renewed = ask.member_id if isinstance(ask, asks.Renew) else ask.member.id
+        if isinstance(request, (messages.Renew, messages.Resume)) and answer.alive:
+            effect.renewed = request.member_id if isinstance(request, messages.Renew) else request.member.id
             self._count(effect.renewed)
-        elif isinstance(ask, asks.End):
-            reasons = {verdict.member_id: verdict.reason for verdict in ask.verdicts}
+        elif isinstance(request, messages.End):
+            reasons = {verdict.member_id: verdict.reason for verdict in request.verdicts}
             effect.ended = tuple((id_, reasons[id_]) for id_ in answer.ids)
-        elif isinstance(ask, asks.Acquire):
+        elif isinstance(request, messages.Acquire):
             for token in answer.tokens.values():
                 if token <= self.issued:
-                    effect.broken = f"{called(ask.member_id)} was given {ROLE} {token} after {self.issued}"
+                    effect.broken = f"{called(request.member_id)} was given {ROLE} {token} after {self.issued}"
                 self.issued = max(self.issued, token)
         return effect
 
@@ -150,6 +151,9 @@ class Base:
     # Time, stops, promotion, writes --------------------------------------------------------------------------------
 
     def do_tick(self) -> None:
+        self.lag = self.lag + 1 if self.image else 0
+        if self.lag * TICK_S >= timing.RIPENS_AFTER_S:
+            self.image, self.lag = None, 0
         if self.write:
             token, age = self.write
             self.write = (token, age + 1)
@@ -167,12 +171,18 @@ class Base:
         self.start += 1
 
     def do_snapshot(self) -> None:
-        self.image = self.tables.copy()
+        self.image, self.lag = self.tables.copy(), 0
+
+    def raise_limit(self, seconds: float) -> None:
+        """Begin with a namespace whose largest TTL was raised just now; the replica lacks it."""
+        self.tables.confirmed = messages.Confirmed(self.identity.incarnation, 0, self.max_ttl, self.max_ttl)
+        self.do_snapshot()
+        self.tables.limit_ttl(seconds)
 
     def do_promote(self) -> list[tuple[str, int]]:
         """The host is lost; the replica has what it has. Return how far counts went back."""
         assert self.image
-        self.tables, self.image = copy.deepcopy(self.image), None
+        self.tables, self.image, self.lag = copy.deepcopy(self.image), None, 0
         self.timeline += 1
         self.do_down()
         back = [(id_, -row.renewals) for id_, row in self.tables.members.items() if row.renewals]
@@ -184,7 +194,7 @@ class Base:
         """The token under which a transaction could be fenced now, or 0."""
         row = self.tables.roles.get(ROLE)
         if self.phase == "up" and row and row.holder:
-            here = self.identity.incarnation
+            here = self.identity.line
             return row.token if self.tables.fenced(ROLE, row.token, row.holder, here) else 0
         return 0
 

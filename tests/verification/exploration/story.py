@@ -6,13 +6,13 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from tenure import asks
-from tests.exploration.lines import CLOSE, CLOSED, FAILED
-from tests.exploration.moves import Space, State
-from tests.exploration.names import NAMES, called
-from tests.exploration.node import ROLE, Place
-from tests.exploration.options import Move
-from tests.exploration.server import Base
+from tenure.core import messages
+from tests.verification.exploration.lines import CLOSE, CLOSED, FAILED
+from tests.verification.exploration.moves import Space, State
+from tests.verification.exploration.names import NAMES, called
+from tests.verification.exploration.node import ROLE, Place
+from tests.verification.exploration.options import Move
+from tests.verification.exploration.server import Base
 
 SERVER = {
     "tick": "a tick passes",
@@ -105,43 +105,45 @@ def _step(space: Space, state: State, after: State, move: Move) -> str:
 
 
 def said(value: Any) -> str:
-    """An ask or an answer in a few words."""
+    """A request or an answer in a few words."""
     if isinstance(value, str):
         return {CLOSE: "closing of the connection", CLOSED: "the connection is gone", FAILED: "it failed"}[value]
     words = WORDS.get(type(value), lambda _: type(value).__name__)
     return words(value)
 
 
-def _standing(standing: asks.Standing) -> str:
+def _standing(standing: messages.Standing) -> str:
     if not standing.alive:
         return "the membership has ended"
-    held = [f"{one.role} {one.token} is yours" for one in standing.held]
-    vacant = [f"{one.role} is vacant" for one in standing.vacant]
+    held = [f"{mine.role} {mine.token} is yours" for mine in standing.held]
+    vacant = [f"{vacancy.role} is vacant" for vacancy in standing.vacant]
     return "; ".join(["renewed", *held, *vacant])
 
 
-def _sighting(one: asks.Sighting) -> str:
+def _sighting(one: messages.Sighting) -> str:
     if one.key is None:
         return called(one.id)
     return f"{called(one.id)} ({'its sentinel stands' if one.sentinel_stands else 'no sentinel'})"
 
 
 WORDS: dict[type, Callable[[Any], str]] = {
-    asks.Join: lambda ask: f"Join as {called(ask.member.id)}",
-    asks.Renew: lambda ask: f"Renew of {called(ask.member_id)}",
-    asks.Acquire: lambda ask: f"Acquire of {called(ask.member_id)}",
-    asks.Leave: lambda ask: f"Leave of {called(ask.member_id)}",
-    asks.Resume: lambda ask: f"Resume of {called(ask.member.id)}",
-    asks.Vacate: lambda ask: f"Vacate of {ask.role} {ask.token}",
-    asks.End: lambda ask: "End of " + ", ".join(f"{called(one.member_id)} ({one.reason})" for one in ask.verdicts),
-    asks.Standing: _standing,
-    asks.Acquired: lambda got: (
+    messages.Join: lambda request: f"Join as {called(request.member.id)}",
+    messages.Renew: lambda request: f"Renew of {called(request.member_id)}",
+    messages.Acquire: lambda request: f"Acquire of {called(request.member_id)}",
+    messages.Leave: lambda request: f"Leave of {called(request.member_id)}",
+    messages.Resume: lambda request: f"Resume of {called(request.member.id)}",
+    messages.Vacate: lambda request: f"Vacate of {request.role} {request.token}",
+    messages.End: lambda request: (
+        "End of " + ", ".join(f"{called(verdict.member_id)} ({verdict.reason})" for verdict in request.verdicts)
+    ),
+    messages.Standing: _standing,
+    messages.Acquired: lambda got: (
         ", ".join(f"{role} {token} is yours" for role, token in got.tokens.items()) or "not vacant"
     ),
-    asks.Ended: lambda ended: "ended: " + (", ".join(map(called, ended.ids)) or "nobody, it had moved on"),
-    asks.Looked: lambda looked: "seen: " + ", ".join(map(_sighting, looked.members)),
-    asks.Knocked: lambda knocked: "the server is open" if knocked.open else "the server is closed",
-    asks.Opened: lambda opened: f"connected to {opened.server.start}, {opened.server.incarnation}",
-    asks.Watching: lambda _: "connected",
-    asks.Done: lambda _: "done",
+    messages.Ended: lambda ended: "ended: " + (", ".join(map(called, ended.ids)) or "nobody, it had moved on"),
+    messages.Looked: lambda looked: "seen: " + ", ".join(map(_sighting, looked.members)),
+    messages.Knocked: lambda knocked: "the server is open" if knocked.open else "the server is closed",
+    messages.Opened: lambda opened: f"connected to {opened.server.start}, {opened.server.incarnation}",
+    messages.Watching: lambda _: "connected",
+    messages.Done: lambda _: "done",
 }

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.exploration.__main__ import run_mutated
-from tests.exploration.explorer import Explorer, Found
-from tests.exploration.forms import Numbers
-from tests.exploration.mutations import NOT_SHOWN, SHOWN, NoAcquireOfMyOwn
-from tests.exploration.story import tell
-from tests.exploration.worlds import INSTANT, STRICT, World
-from tests.test_mutations import MUTATIONS
+from tests.verification.exploration.__main__ import run_mutated
+from tests.verification.exploration.explorer import Explorer, Found
+from tests.verification.exploration.forms import Numbers
+from tests.verification.exploration.mutations import NOT_SHOWN, SHOWN, NoAcquireOfMyOwn
+from tests.verification.exploration.story import tell
+from tests.verification.exploration.worlds import INSTANT, STRICT, World
+from tests.verification.mutations.test_mutations import MUTATIONS
 
 CALM = World("calm", STRICT, (), 0)
 QUICK = [World("strict", STRICT, ("cut", "write"), 1), World("instant", INSTANT, ("cut a",), 1)]

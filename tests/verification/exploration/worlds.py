@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tenure import timing
-from tests.simulation.model import ModelStore, Tables
+from tenure.core import timing
+from tests.verification.simulation.model import ModelStore, Tables
 
 SLOW_AND_FAST = (1 - timing.DRIFT, 1 + timing.DRIFT, 1.0)
 """Clocks as far apart as permitted: trust ends and silence is complete in the same tick. Nothing is tighter."""
@@ -32,13 +32,15 @@ class World:
     """In seconds, and a second is a tick."""
     rates: tuple[float, ...] = SLOW_AND_FAST
     settled: bool = True
-    """Whether the first node leads already and the others follow, or everybody is about to connect."""
+    """Whether the first node leads already and the others follow, or all are about to connect."""
     eager: bool = True
     """Whether an answer that no fault holds up is heard before anything else happens; else in any order."""
     deepest: int | None = None
-    """How many steps from the beginning; to the end where there is no number."""
+    """How many steps from the beginning; None is to the end."""
     store: type[ModelStore] = ModelStore
     tables: type[Tables] = Tables
+    ttls: tuple[float, ...] = ()
+    """The nodes' TTLs, where they differ: then ``ttl`` was the largest until now, and a replica lacks the raise."""
 
     def __str__(self) -> str:
         clocks = " and ".join(f"{rate:g}" for rate in self.rates[: len(self.takeovers)])
@@ -66,5 +68,7 @@ WORLDS = [
     World("late-answer", STRICT, ("slow control down a", "isolate a"), 2),
     World("late-look", STRICT, ("slow watch up b", "isolate a"), 2),
     World("late-end", STRICT, ("slow control up b", "isolate a"), 2),
+    World("lost-namespace", STRICT, ("promotion",), 1, settled=False, deepest=36),
+    World("lost-raise", STRICT, (), 0, ttl=2.0, ttls=(4.0, 2.0), settled=False, deepest=50),
     World("three", (*INSTANT, "instant"), ("cut a", "die a"), 1, deepest=24),
 ]

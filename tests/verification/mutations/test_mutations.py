@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 
 import tenure
-from tests.simulation.runner import run
+from tests.verification.simulation.runner import run
 
 SEEDS = 6
 SOURCE = Path(tenure.__file__).parent
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ MUTATIONS = [
         TWO_LEADERS,
         (
             (
-                "protocol.py",
-                "        self.expire(now)  # first: an answer that comes after the deadline revives nothing\n",
-                "        self.expire(now)\n        self._sent = now\n",
+                "core/protocol.py",
+                "        # Before anything else: an answer that comes after the deadline revives nothing.\n",
+                "        self._connection.sent = now\n",
             ),
         ),
     ),
@@ -60,14 +60,14 @@ MUTATIONS = [
         TWO_LEADERS,
         (
             (
-                "protocol.py",
-                "        if self._look_at_once:\n",
-                "        self._asked = now\n        if self._look_at_once:\n",
+                "core/watch_lane.py",
+                "        if self.look_at_once:\n",
+                "        self._asked = now\n        if self.look_at_once:\n",
             ),
             (
-                "protocol.py",
-                "self._observation.look(looked, self._member.id, now)",
-                "self._observation.look(looked, self._member.id, self._asked)",
+                "core/watch_lane.py",
+                "self._evidence.look(looked, me, now)",
+                "self._evidence.look(looked, me, self._asked)",
             ),
         ),
     ),
@@ -75,7 +75,7 @@ MUTATIONS = [
         "end without the count",
         "delayed-end",
         TWO_LEADERS,
-        (("statements.py", "ended_at is null and renewals = :renewals", "ended_at is null"),),
+        (("store/statements.py", "ended_at is null and renewals = :renewals", "ended_at is null"),),
     ),
     Mutation(
         "renewal of an ended member",
@@ -83,7 +83,7 @@ MUTATIONS = [
         NOBODY_LEADS,
         (
             (
-                "statements.py",
+                "store/statements.py",
                 "    watch_pid = :watch_pid, watch_start = :watch_start\nwhere id = :id and ended_at is null\n",
                 "    watch_pid = :watch_pid, watch_start = :watch_start\nwhere id = :id\n",
             ),
@@ -93,7 +93,7 @@ MUTATIONS = [
         "no acquire of my own lapsed role",
         "long-outage",
         NOBODY_LEADS,
-        (("statements.py", "(holder is null or holder = :id\n", "(holder is null\n"),),
+        (("store/statements.py", "(holder is null or holder = :id\n", "(holder is null\n"),),
     ),
     Mutation(
         "observation kept across a broken connection",
@@ -101,14 +101,14 @@ MUTATIONS = [
         "the same node leads|nobody is ended",
         (
             (
-                "protocol.py",
-                "            self._watch_open = False\n            self._observation = Observation()\n",
-                "            self._watch_open = False\n",
+                "core/watch_lane.py",
+                "            self._open = False\n            self._evidence = Evidence()\n",
+                "            self._open = False\n",
             ),
             (
-                "protocol.py",
-                "            self._look_at_once = True\n            self._observation = Observation()\n",
-                "            self._look_at_once = True\n",
+                "core/watch_lane.py",
+                "            self.look_at_once = True\n            self._evidence = Evidence()\n",
+                "            self.look_at_once = True\n",
             ),
         ),
     ),
@@ -116,13 +116,7 @@ MUTATIONS = [
         "acquire on an unconfirmed server",
         "promotion-lacks-acquire",
         TWO_LEADERS,
-        (
-            (
-                "protocol.py",
-                "return self._confirmed is not None and self._confirmed.incarnation == self._known_server.incarnation",
-                "return self._confirmed is not None",
-            ),
-        ),
+        (("core/confirmation.py", "return self.confirmed.line == self.server.line", "return True"),),
     ),
     Mutation(
         "a new server confirmed at once",
@@ -130,22 +124,106 @@ MUTATIONS = [
         TWO_LEADERS,
         (
             (
-                "protocol.py",
-                "return self._unconfirmed[1] + (timing.silence(self._confirmed.max_ttl) if self._confirmed else 0)",
-                "return self._unconfirmed[1]",
+                "core/confirmation.py",
+                "self._unconfirmed[1] + timing.silence(self.confirmed.longest_lease)",
+                "self._unconfirmed[1]",
             ),
         ),
+    ),
+    Mutation(
+        "a raise of the largest TTL is ripe at once",
+        "promotion-lacks-raise",
+        TWO_LEADERS,
+        (
+            (
+                "store/statements.py",
+                "set ripe_ttl_ms = {least}({ripe}, :max_ttl_ms), limits",
+                "set ripe_ttl_ms = :max_ttl_ms, limits",
+            ),
+        ),
+    ),
+    Mutation(
+        "a raise ripens before a replica must have it",
+        "promotion-lacks-raise",
+        TWO_LEADERS,
+        (("core/timing.py", "RIPENS_AFTER_S = 600.0", "RIPENS_AFTER_S = 6.0"),),
+    ),
+    Mutation(
+        "a limit that was changed and changed back goes on ripening",
+        "limit-set-twice",
+        TWO_LEADERS,
+        (
+            (
+                "core/confirmation.py",
+                "(seen := (server.line, confirmed))",
+                "(seen := (server.line, confirmed.max_ttl, confirmed.ripe_ttl))",
+            ),
+        ),
+    ),
+    Mutation(
+        "a missing namespace is confirmed at once",
+        "promotion-lacks-namespace",
+        TWO_LEADERS,
+        (("store/statements.py", "or (:promoted = 0 and not exists", "or (1 = 1 or not exists"),),
+    ),
+    Mutation(
+        "a missing namespace waits for its own limit only",
+        "promotion-lacks-namespace",
+        TWO_LEADERS,
+        (
+            (
+                "core/messages.py",
+                "max(self.max_ttl, timing.DEFAULT_MAX_TTL_S) if self.made_on_a_promoted_server else self.max_ttl",
+                "self.max_ttl",
+            ),
+        ),
+    ),
+    Mutation(
+        "a restored copy is taken for the original",
+        "restored-dump",
+        "a write fenced with|was given",
+        (
+            ("store/statements.py", ' and coalesce(m.place, {place}) = {place}"', '"'),
+            (
+                "core/messages.py",
+                """        return f"{self.incarnation} {self.place}"
+
+    @property
+    def floor""",
+                """        return self.incarnation
+
+    @property
+    def floor""",
+            ),
+            (
+                "core/messages.py",
+                """        return f"{self.incarnation} {self.place}"
+
+    @property
+    def made""",
+                """        return self.incarnation
+
+    @property
+    def made""",
+            ),
+        ),
+    ),
+    Mutation(
+        "tokens of a restored copy follow those in the dump",
+        "restored-dump",
+        r"was given r \d+ after",
+        (("store/statements.py", "else 4294967296 + {serial} + {greatest}", "else {greatest}"),),
     ),
     Mutation(
         "resume across incarnations",
         "promotion-lacks-takeover",
         TWO_LEADERS,
         (
-            ("protocol.py", "if self._membership.server.incarnation != opened.server.incarnation:", "if False:"),
+            ("core/protocol.py", "if row.server.line != opened.server.line:", "if False:"),
             (
-                "statements.py",
-                "where id = :id and ended_at is null and incarnation = :incarnation\n",
-                "where id = :id and ended_at is null\n",
+                "store/statements.py",
+                "ended_at is null and incarnation = :incarnation and sentinel_epoch < :epoch\n",
+                "ended_at is null and sentinel_epoch < :epoch\n",
             ),
         ),
     ),
@@ -155,9 +233,21 @@ MUTATIONS = [
         TWO_LEADERS,
         (
             (
-                "statements.py",
+                "store/statements.py",
                 "ended_at is null and sentinel_epoch = :epoch and server_start = :server_start",
                 "ended_at is null",
+            ),
+        ),
+    ),
+    Mutation(
+        "a delayed resume replaces the one that came instead",
+        "delayed-resume",
+        "two leaders|while it leads|the same node leads|under the same token",
+        (
+            (
+                "store/statements.py",
+                " and incarnation = :incarnation and sentinel_epoch < :epoch\n",
+                " and incarnation = :incarnation\n",
             ),
         ),
     ),
@@ -165,7 +255,7 @@ MUTATIONS = [
         "proof of death on another server",
         "short-restart",
         "the same node leads|under the same token",
-        (("observation.py", "            and member.server_start == self._server.start\n", ""),),
+        (("core/evidence.py", " and member.server_start == self.server_start", ""),),
     ),
     Mutation(
         "proof of death without the fresh connection",
@@ -173,9 +263,9 @@ MUTATIONS = [
         "two leaders|while it leads|the same node leads|under the same token",
         (
             (
-                "protocol.py",
+                "core/watch_lane.py",
                 "        if not looked.vacancy:\n",
-                "        self._judge(self._observation.knocked(accepted=True))\n        if not looked.vacancy:\n",
+                "        self._judge(self._evidence.knocked(accepted=True))\n        if not looked.vacancy:\n",
             ),
         ),
     ),
@@ -183,37 +273,37 @@ MUTATIONS = [
         "strict members take a sentinel as well",
         "strict-leader-cut",
         TWO_LEADERS,
-        (("protocol.py", 'self._sentinels and self.settings.takeover == "instant"', "self._sentinels"),),
+        (("core/protocol.py", '.sentinels and self.settings.takeover == "instant"', ".sentinels"),),
     ),
     Mutation(
         "no doubt",
         "instant-leader-cut",
         TWO_LEADERS,
-        (("protocol.py", '            self._step("sentinel lost")\n', ""),),
+        (("core/protocol.py", "            membership.step(PhaseEvent.SENTINEL_LOST)\n", ""),),
     ),
     Mutation(
         "server's keepalive shorter than the TTL",
         "partition",
         TWO_LEADERS,
-        (("timing.py", "return ttl + margin(ttl)", "return ttl / 2"),),
+        (("core/timing.py", "return ttl + margin(ttl)", "return ttl / 2"),),
     ),
     Mutation(
         "silence shorter than trust",
         "partition-leader",
         TWO_LEADERS,
-        (("timing.py", "return ttl * 1.02", "return ttl * 0.8"),),
+        (("core/timing.py", "return ttl * 1.02", "return ttl * 0.8"),),
     ),
     Mutation(
         "no margin between trust and silence",
         "clock-drift",
         TWO_LEADERS,
-        (("timing.py", "return ttl - margin(ttl)", "return ttl"),),
+        (("core/timing.py", "return ttl - margin(ttl)", "return ttl"),),
     ),
     Mutation(
         "token from the old row",
         "lagging-promotion",
         r"was given r \d+ after",
-        (("statements.py", "{greatest}(token + 1, :floor, ", "{greatest}(token + 1, "),),
+        (("store/statements.py", "{greatest}(token + 1, :floor, ", "{greatest}(token + 1, "),),
     ),
     Mutation(
         "reused member id",
@@ -221,7 +311,7 @@ MUTATIONS = [
         NOBODY_LEADS,
         (
             (
-                "protocol.py",
+                "core/protocol.py",
                 "id=str(uuid.UUID(int=self._chance.getrandbits(128), version=4))",
                 "id=str(uuid.uuid5(uuid.NAMESPACE_OID, self.settings.name))",
             ),
@@ -233,9 +323,9 @@ MUTATIONS = [
         "in spite of open transactions",
         (
             (
-                "statements.py",
-                "m.id = r.holder and m.ended_at is null\n                and m.incarnation",
-                "m.id = r.holder\n                and m.incarnation",
+                "store/statements.py",
+                "m.id = r.holder and m.ended_at is null\n                and {HERE}",
+                "m.id = r.holder\n                and {HERE}",
             ),
         ),
     ),
@@ -243,19 +333,13 @@ MUTATIONS = [
         "fence that ignores the incarnation",
         "stale-fence-after-promotion",
         "a write fenced with",
-        (
-            (
-                "statements.py",
-                "m.ended_at is null\n                and m.incarnation = {incarnation})",
-                "m.ended_at is null)",
-            ),
-        ),
+        (("store/statements.py", "m.ended_at is null\n                and {HERE})", "m.ended_at is null)"),),
     ),
     Mutation(
         "adoption of a dropped token",
         "long-pause",
         r"announces r \d+ after|takes up r \d+ again",
-        (("candidacy.py", "elif token > self._dropped.get(role, 0):", "elif True:"),),
+        (("core/roles.py", "elif token > self._dropped.get(role, 0):", "elif True:"),),
     ),
     Mutation(
         "an answer after the deadline revives a term",
@@ -263,9 +347,9 @@ MUTATIONS = [
         "after it had lapsed",
         (
             (
-                "protocol.py",
-                "        self.expire(now)  # first: an answer that comes after the deadline revives nothing\n",
-                "",
+                "core/protocol.py",
+                "comes after the deadline revives nothing.\n        self.expire(now)\n",
+                "comes after the deadline revives nothing.\n",
             ),
         ),
     ),
@@ -273,31 +357,25 @@ MUTATIONS = [
         "elected although trust has lapsed",
         "late-acquire",
         "without trust in it",
-        (("candidacy.py", "        elif trusted:\n", "        elif True:\n"),),
+        (("core/roles.py", "        elif trusted:\n", "        elif True:\n"),),
     ),
     Mutation(
         "an adopted term is acquired again",
         "lost-acquire",
         "although its term of s was",
-        (("candidacy.py", "            self.wanted.discard(role)\n            self.busy", "            self.busy"),),
+        (("core/roles.py", "            self.wanted.discard(role)\n            self.busy", "            self.busy"),),
     ),
     Mutation(
         "verdicts forgotten that came in while others were carried out",
         "two-die-one-after-the-other",
         "the second death is acted upon",
-        (("protocol.py", "if v not in ask.verdicts and v.incarnation == here]", "if False]"),),
+        (("core/watch_lane.py", "if v not in request.verdicts and v.line == line]", "if False]"),),
     ),
     Mutation(
         "a term is resumed that was never suspended",
         "acquire-lost-in-a-restart",
         r"Resumed\(role='s'.* although its term of s was",
-        (
-            (
-                "protocol.py",
-                "for role, token in self.roles.holding.items() if before.get(role) == token]",
-                "for role, token in self.roles.holding.items()]",
-            ),
-        ),
+        (("core/protocol.py", "self.roles.holding.items() if term in before", "self.roles.holding.items()"),),
     ),
     Mutation(
         "a reservation outlives its member",
@@ -305,7 +383,7 @@ MUTATIONS = [
         "nobody led",
         (
             (
-                "statements.py",
+                "store/statements.py",
                 "\n       or not exists (select 1 from {members} w where w.id = reserved_for and w.ended_at is null))",
                 ")",
             ),
@@ -327,7 +405,7 @@ def mutated(mutation: Mutation, directory: Path) -> Path:
 
 PROGRAM = """
 import sys, tenure
-from tests.simulation.runner import run
+from tests.verification.simulation.runner import run
 assert tenure.__path__[0] == sys.argv[1], tenure.__path__
 for seed in range(int(sys.argv[3])):
     print(seed, run(sys.argv[2], seed, sql=True).violation)

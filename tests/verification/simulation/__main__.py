@@ -1,4 +1,4 @@
-"""``python -m tests.simulation``: run many seeds, or one again with its trace."""
+"""``python -m tests.verification.simulation``: run many seeds, or one again with its trace."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import sys
 import time
 
-from tests.simulation.runner import plan, run, run_many
-from tests.simulation.scenarios import ALL
+from tests.verification.simulation.runner import plan, run, run_many
+from tests.verification.simulation.scenarios import ALL
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.verification.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="run this one again and print its trace")

@@ -6,11 +6,11 @@ slice after the silence is complete, and some round trips follow.
 
 from __future__ import annotations
 
-from tenure import timing
-from tests.simulation.network import TO_CLIENT, TO_SERVER
-from tests.simulation.node import SimNode
-from tests.simulation.registry import scenario
-from tests.simulation.simulation import Simulation
+from tenure.core import timing
+from tests.verification.simulation.network import TO_CLIENT, TO_SERVER
+from tests.verification.simulation.node import SimNode
+from tests.verification.simulation.registry import scenario
+from tests.verification.simulation.simulation import Simulation
 
 TTL = 10.0
 MILLISECONDS = 0.1
@@ -46,7 +46,7 @@ def crash_instant(sim: Simulation) -> None:
 
 @scenario()
 def two_crash_together(sim: Simulation) -> None:
-    """Neighbours in the ring die at the same moment: each look sees everybody."""
+    """Neighbours in the ring die at the same moment: each look sees all members."""
     leader, since = _cluster(sim, "instant"), sim.core.now
     leader.crash()
     next(node for node in sim.nodes if node.alive).crash()
@@ -77,7 +77,7 @@ def crash_strict(sim: Simulation) -> None:
 
 @scenario()
 def crash_lease(sim: Simulation) -> None:
-    """Behind a pooler: no sentinel, and nobody is told."""
+    """Behind a pooler: no sentinel, and no notification."""
     leader, since = _cluster(sim, "instant", sentinels=False), sim.core.now
     leader.crash()
     _led_again_within(sim, SILENCE, since)
@@ -92,7 +92,7 @@ def clean_leave(sim: Simulation) -> None:
 
 @scenario()
 def clean_leave_lease(sim: Simulation) -> None:
-    """Nobody is told, so the next look finds it."""
+    """There is no notification, so the next look finds it."""
     leader, since = _cluster(sim, "instant", sentinels=False), sim.core.now
     leader.leave()
     _led_again_within(sim, timing.SLICE_S / (1 - timing.DRIFT) + MILLISECONDS, since)
@@ -161,7 +161,7 @@ def stepped_clock(sim: Simulation) -> None:
 
 @scenario()
 def restart_in_time(sim: Simulation) -> None:
-    """A restart that trust outlasts: the same leader goes on under the same token, and nobody else ever leads.
+    """A restart that trust outlasts: the same leader goes on under the same token, and no other node ever leads.
 
     The budget is the documented one: 0.75 TTL less a renewal interval and the stop itself. That leaves room for drift
     and for the longest pause between two attempts to reconnect.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tenure import timing
-from tests.simulation.faults import NODE_FAULTS, SERVER_FAULTS, Faults, Writers
-from tests.simulation.registry import scenario
-from tests.simulation.simulation import Simulation
+from tenure.core import timing
+from tests.verification.simulation.faults import NODE_FAULTS, SERVER_FAULTS, Faults, Writers
+from tests.verification.simulation.registry import scenario
+from tests.verification.simulation.simulation import Simulation
 
 
 def _anybody(sim: Simulation, ttls: tuple[float, ...] = (2.0, 5.0, 10.0)) -> None:

@@ -71,7 +71,7 @@ class Core:
         self.now = until
 
     def note(self, text: str, *values: object) -> None:
-        """Write a line into the trace. The values are put into the text when somebody wants to read it."""
+        """Write a line into the trace. The values are put into the text only when it is read."""
         self._trace.append((self.now, text, values))
 
     def trace(self) -> list[tuple[float, str]]:

@@ -1,9 +1,9 @@
 """What the simulated server stores, in two makes with one interface.
 
-``SqlDatabase`` runs the real ``Store`` and ``Watch`` on in-memory SQLite; ``ModelDatabase`` runs the model. An ask is
-executed at one virtual instant, except for a look, which reads the rows first and the sentinels a moment later, as it
-does on a real server. SQLite has no row locks, so the effect of the fence's lock is put on top: a statement that skips
-locked rows does not see the roles that an open fenced transaction holds.
+``SqlDatabase`` runs the real ``ControlStore`` and ``WatchStore`` on in-memory SQLite; ``ModelDatabase`` runs the model.
+A request is executed at one virtual instant, except for a look, which reads the rows first and the sentinels a moment
+later, as it does on a real server. SQLite has no row locks, so the effect of the fence's lock is put on top: a
+statement that skips locked rows does not see the roles that an open fenced transaction holds.
 """
 
 from __future__ import annotations
@@ -14,19 +14,30 @@ import sqlite3
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tenure import asks, schema, statements
-from tenure.asks import Server
-from tenure.dialects import SQLITE
-from tenure.session import Failed, Run, Step
-from tenure.store import Identity, Store
-from tenure.watch import Watch
-from tests.simulation.model import ModelStore, Tables
+from tenure.core import messages
+from tenure.core.messages import Server
+from tenure.databases.sqlite.schema import SqliteSchema
+from tenure.store import migrations, statements
+from tenure.store.control import ControlStore, Identity
+from tenure.store.dialects import SQLITE
+from tenure.store.session import Failed, Run, Step
+from tenure.store.watch import WatchStore
+from tests.verification.simulation.model import ModelStore, Tables
 
 if TYPE_CHECKING:
-    from tests.simulation.server import Connection, SimServer
+    from tests.verification.simulation.server import Connection, SimServer
 
 NAMESPACE = "default"
-DIALECT = dataclasses.replace(SQLITE, words={**SQLITE.words, "incarnation": "sim_incarnation()", "now": "sim_now()"})
+DIALECT = dataclasses.replace(
+    SQLITE,
+    words={
+        **SQLITE.words,
+        "incarnation": "sim_incarnation()",
+        "place": "sim_place()",
+        "now": "sim_now()",
+        "ripe": "min(max_ttl_ms, coalesce(ripe_ttl_ms, 60000))",
+    },
+)
 _LOCKING = (statements.LOCK_FREE, statements.LOCK_PATIENTLY)
 
 
@@ -45,14 +56,6 @@ class SimSentinel:
 
     def hold(self, key: int) -> bool:
         return self._connection.server.lock(key, self._connection)
-
-    def retake(self, key: int) -> bool:
-        """An older connection of ours that still has the lock is terminated first."""
-        server = self._connection.server
-        holder = server.locks.get(key)
-        if holder is not None and holder.pid < self._connection.pid:
-            server.terminate(holder)
-        return self.hold(key)
 
     def release(self, key: int) -> None:
         self._connection.server.unlock(key, self._connection)
@@ -90,14 +93,17 @@ class SimSession:
     """The real texts on the simulated server's SQLite database."""
 
     dialect = DIALECT
+    schema = SqliteSchema(DIALECT)
 
     def __init__(self, database: SqlDatabase, connection: Connection) -> None:
         self.database = database
         self.connection = connection
         self.pid = connection.pid
         self.started = connection.started
+        self._server: Server | None = None
         self.recorded: list[list[Rows]] | None = None
         self.replayed: list[list[Rows]] | None = None
+        self.untold: list[tuple[str, Step | None]] = []
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Run]:
@@ -111,12 +117,13 @@ class SimSession:
                 sqlite.rollback()
                 raise
             sqlite.commit()
+            for payload, where in self.untold:
+                if where is None or self._run(where)[0].rows:
+                    self.connection.server.tell(payload)
         except sqlite3.Error as error:
             raise Failed(str(error)) from error
         finally:
-            told, self.database.told = self.database.told, []
-        for payload in told:
-            self.connection.server.tell(payload)
+            self.untold.clear()
 
     def run(self, *steps: Step) -> list[Rows]:
         with self.transaction() as run:
@@ -140,14 +147,16 @@ class SimSession:
             results.append(Rows(rows, cursor.rowcount))
         return results
 
-    def notify(self, namespace: str, payload: str) -> Step:  # noqa: ARG002
-        return Step("select sim_notify(:payload)", {"payload": payload})
+    def tell(self, namespace: str, payload: str, where: Step | None = None) -> None:  # noqa: ARG002
+        self.untold.append((payload, where))
 
     def listen(self, namespace: str, kind: str) -> None:
-        """Everybody hears everything here."""
+        """Every node receives every notification here."""
 
     def server(self) -> Server:
-        return self.connection.server.identity
+        if self._server is None:
+            self._server = self.connection.server.identity
+        return self._server
 
     def close(self) -> None:
         pass
@@ -158,30 +167,32 @@ class SqlDatabase:
 
     def __init__(self, server: SimServer, image: sqlite3.Connection | None = None) -> None:
         self.server = server
-        self.told: list[str] = []
         self.sqlite = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         (image or _template()).backup(self.sqlite)
         self.sqlite.create_function("sim_incarnation", 0, lambda: server.identity.incarnation)
+        self.sqlite.create_function("sim_place", 0, lambda: server.identity.place)
         self.sqlite.create_function("sim_now", 0, server.timestamp)
-        self.sqlite.create_function("sim_notify", 1, self.told_later)
-
-    def told_later(self, payload: str) -> None:
-        self.told.append(payload)
 
     def close(self) -> None:
         self.sqlite.close()
+
+    def replace(self, image: sqlite3.Connection) -> None:
+        """Have other rows, for connections that stand."""
+        image.backup(self.sqlite)
 
     def snapshot(self) -> sqlite3.Connection:
         image = sqlite3.connect(":memory:", check_same_thread=False)
         self.sqlite.backup(image)
         return image
 
-    def control(self, connection: Connection) -> Store:
+    def control(self, connection: Connection) -> ControlStore:
         session, sentinel = SimSession(self, connection), SimSentinel(connection)
         identity = Identity("sim", connection.pid, "0")
-        return Store(session, sentinel, NAMESPACE, identity, oust=self.oust)  # type: ignore[arg-type]
+        return ControlStore(
+            session, sentinel, NAMESPACE, identity, terminate_silent_member=self.terminate_silent_member
+        )  # type: ignore[arg-type]
 
-    def oust(self, namespace: str, member_id: str, renewals: int | None) -> None:  # noqa: ARG002
+    def terminate_silent_member(self, namespace: str, member_id: str, renewals: int | None) -> None:  # noqa: ARG002
         """Cut off a silent member that may lock its own row."""
         text = (
             "select control_pid, control_start, watch_pid, watch_start from tenure_members "
@@ -190,29 +201,29 @@ class SqlDatabase:
         for a, b, c, d in self.sqlite.execute(text, (member_id, renewals)).fetchall():
             self.server.terminate_named({(a, b), (c, d)})
 
-    def watch(self, connection: Connection) -> Watch:
+    def watch(self, connection: Connection) -> WatchStore:
         session, server = SimSession(self, connection), connection.server
-        return Watch(session, SimSentinel(connection), SimWatcher(connection), NAMESPACE, server.knock)  # type: ignore[arg-type]
+        return WatchStore(session, SimSentinel(connection), SimWatcher(connection), NAMESPACE, server.knock)  # type: ignore[arg-type]
 
-    def begin_look(self, watch: Watch, ask: asks.Look) -> Any:
+    def begin_look(self, watch: WatchStore, request: messages.Look) -> Any:
         """Read the rows: run the real look once and keep what it read."""
         session: Any = watch.session
         session.recorded = []
-        watch.look(ask.member_id)
+        watch.look(request.member_id)
         read, session.recorded = session.recorded, None
         return read
 
-    def finish_look(self, watch: Watch, ask: asks.Look, read: Any) -> asks.Looked:
+    def finish_look(self, watch: WatchStore, request: messages.Look, read: Any) -> messages.Looked:
         """Look at the sentinels: run the real look again on the rows that were read."""
         session: Any = watch.session
         session.replayed = read
         try:
-            return watch.look(ask.member_id)
+            return watch.look(request.member_id)
         finally:
             session.replayed = None
 
-    def perform_watch(self, watch: Watch, ask: asks.WatchAsk) -> asks.WatchAnswer:
-        return watch.perform(ask)
+    def perform_watch(self, watch: WatchStore, request: messages.WatchRequest) -> messages.WatchReply:
+        return watch.perform(request)
 
     def fenced(self, role: str, token: int, member_id: str) -> bool:
         text = DIALECT.text(statements.FENCE_BY_UPDATE)
@@ -234,8 +245,13 @@ class SqlDatabase:
         row = self.sqlite.execute("select end_reason from tenure_members where id = ?", (member_id,)).fetchone()
         return row[0] if row else None
 
+    def limit_ttl(self, seconds: float) -> None:
+        """An operator sets the largest TTL."""
+        limit = {"namespace": NAMESPACE, "max_ttl_ms": round(seconds * 1000)}
+        self.sqlite.execute(DIALECT.text(statements.SET_MAX_TTL), limit)
+
     def request(self, role: str) -> None:
-        """Somebody elsewhere asks the leader to resign."""
+        """An operator asks the leader to resign."""
         text = "update tenure_roles set request_token = token where name = ? and holder is not null"
         self.sqlite.execute(text, (role,))
 
@@ -249,6 +265,9 @@ class ModelDatabase:
 
     def close(self) -> None:
         pass
+
+    def replace(self, image: Tables) -> None:
+        self.tables = image
 
     def snapshot(self) -> Tables:
         return self.tables.copy()
@@ -267,24 +286,24 @@ class ModelDatabase:
 
     watch = control
 
-    def begin_look(self, watch: ModelStore, ask: asks.Look) -> Any:
-        return watch.roster(ask.member_id)
+    def begin_look(self, watch: ModelStore, request: messages.Look) -> Any:
+        return watch.roster(request.member_id)
 
-    def finish_look(self, watch: ModelStore, ask: asks.Look, read: Any) -> asks.Looked:  # noqa: ARG002
+    def finish_look(self, watch: ModelStore, request: messages.Look, read: Any) -> messages.Looked:  # noqa: ARG002
         rows, vacancy = read
-        return asks.Looked(self.server.identity, watch.sightings(rows), vacancy, self.server.slice_s)
+        return messages.Looked(self.server.identity, watch.sightings(rows), vacancy, self.server.slice_s)
 
-    def perform_watch(self, watch: ModelStore, ask: asks.WatchAsk) -> asks.WatchAnswer:  # noqa: ARG002
-        if isinstance(ask, asks.Knock):
-            return asks.Knocked(self.server.knock() == ask.server_start)
-        if isinstance(ask, asks.Evict):
-            self.server.evict(ask.member_ids)
-        elif isinstance(ask, asks.Unblock):
-            self.server.unblock(ask.bound_s)
-        return asks.Done()
+    def perform_watch(self, watch: ModelStore, request: messages.WatchRequest) -> messages.WatchReply:  # noqa: ARG002
+        if isinstance(request, messages.Knock):
+            return messages.Knocked(self.server.knock() == request.server_start)
+        if isinstance(request, messages.Evict):
+            self.server.evict(request.member_ids)
+        elif isinstance(request, messages.Unblock):
+            self.server.unblock(request.bound_s)
+        return messages.Done()
 
     def fenced(self, role: str, token: int, member_id: str) -> bool:
-        return self.tables.fenced(role, token, member_id, self.server.identity.incarnation)
+        return self.tables.fenced(role, token, member_id, self.server.identity.line)
 
     def backends(self, member_ids: tuple[str, ...]) -> list[tuple[int, str]]:
         rows = [self.tables.members.get(id_) for id_ in member_ids]
@@ -293,6 +312,9 @@ class ModelDatabase:
     def end_reason(self, member_id: str) -> str | None:
         row = self.tables.members.get(member_id)
         return row.end_reason if row else None
+
+    def limit_ttl(self, seconds: float) -> None:
+        self.tables.limit_ttl(seconds)
 
     def request(self, role: str) -> None:
         row = self.tables.roles.get(role)
@@ -307,7 +329,7 @@ def _template() -> sqlite3.Connection:
     """The empty tables, made once."""
     if not _prepared:
         connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        schema.prepare(_Plain(connection))  # type: ignore[arg-type]
+        migrations.prepare(_Plain(connection))  # type: ignore[arg-type]
         _prepared.append(connection)
     return _prepared[0]
 
@@ -315,7 +337,8 @@ def _template() -> sqlite3.Connection:
 class _Plain:
     """Just enough of a session to create the tables."""
 
-    dialect = DIALECT
+    dialect = SQLITE
+    schema = SqliteSchema(SQLITE)
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
@@ -328,5 +351,5 @@ class _Plain:
         return [
             Rows(cursor.fetchall(), cursor.rowcount)
             for step in steps
-            for cursor in [self.connection.execute(DIALECT.text(step.text), step.parameters)]
+            for cursor in [self.connection.execute(SQLITE.text(step.text), step.parameters)]
         ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.simulation.network import TO_CLIENT, TO_SERVER
-from tests.simulation.node import SimNode
-from tests.simulation.simulation import Simulation
+from tests.verification.simulation.network import TO_CLIENT, TO_SERVER
+from tests.verification.simulation.node import SimNode
+from tests.verification.simulation.simulation import Simulation
 
 SERVER_FAULTS = ("fast stop", "immediate stop", "promotion", "full", "failing", "clock", "cut", "late cut", "request")
 NODE_FAULTS = (

@@ -1,18 +1,19 @@
-"""A plain-Python model of the tables and of every ask: quick, and an independent statement of what the SQL means.
+"""A plain-Python model of the tables and of every request: quick, and an independent statement of what the SQL means.
 
-``tests/test_model.py`` drives the same random asks through this and through the real ``Store`` on SQLite and wants
-equal answers, so a simulation on the model says something about the texts.
+``tests/verification/simulation/test_model.py`` drives the same random requests through this and through the real
+``ControlStore`` on SQLite and wants equal answers, so a simulation on the model says something about the texts.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tenure import asks
-from tenure.asks import Confirmed, Held, Server, Sighting, Vacancy
+from tenure.core import messages, timing
+from tenure.core.messages import Confirmed, Held, Server, Sighting, Vacancy
+from tenure.store.session import Gone
 
 
 @dataclass
@@ -21,7 +22,7 @@ class MemberRow:
     ttl: float
     key: int | None
     server_start: str
-    incarnation: str
+    line: str
     renewals: int = 0
     epoch: int = 0
     ended_at: str | None = None
@@ -59,24 +60,34 @@ class Tables:
     def copy(self) -> Tables:
         return copy.deepcopy(self)
 
+    def limit_ttl(self, seconds: float) -> None:
+        """What `tenure init --max-ttl` writes."""
+        row = self.confirmed
+        if row and row.max_ttl != seconds:
+            ripe = min(row.ripe_ttl, seconds)
+            self.confirmed = replace(row, max_ttl=seconds, ripe_ttl=ripe, limits=row.limits + 1)
+
     def lives(self, member_id: str | None) -> bool:
         member = self.members.get(member_id) if member_id else None
         return member is not None and member.ended_at is None
 
-    def fenced(self, role: str, token: int, member_id: str, incarnation: str) -> bool:
+    def fenced(self, role: str, token: int, member_id: str, line: str) -> bool:
         """Whether the fence lets this term through."""
         row, term = self.roles.get(role), self.terms.get((role, token))
         return (
             row is not None
             and (row.token, row.holder) == (token, member_id)
             and self.lives(member_id)
-            and self.members[member_id].incarnation == incarnation
+            and self.members[member_id].line == line
             and not (term and term.resigned)
         )
 
 
 class ModelStore:
-    """``Store`` and ``Watch`` in plain Python. ``locked`` says which roles' rows are locked by open transactions."""
+    """``ControlStore`` and ``WatchStore`` in plain Python.
+
+    ``locked`` says which roles' rows are locked by open transactions.
+    """
 
     def __init__(
         self,
@@ -98,62 +109,72 @@ class ModelStore:
         self.backend = backend
         self.watch_backend: tuple[int, str] = (0, "")
         self._key: int | None = None
+        self._met: Server | None = None
 
     @property
     def tables(self) -> Tables:
         return self._tables()
 
-    def perform(self, ask: asks.ControlAsk) -> asks.ControlAnswer:
-        return getattr(self, "_" + type(ask).__name__.lower())(ask)
+    def perform(self, request: messages.ControlRequest) -> messages.ControlReply:
+        return getattr(self, "_" + type(request).__name__.lower())(request)
 
     def open(self, default_max_ttl: float) -> tuple[Server, Confirmed]:
         tables, server = self.tables, self.server()
+        self._met = server
         if tables.confirmed is None:
-            tables.confirmed = Confirmed(server.incarnation, 0, default_max_ttl)
+            trusted = server.unconfirmed if server.promoted else server.incarnation
+            ripe = min(default_max_ttl, timing.DEFAULT_MAX_TTL_S)
+            tables.confirmed = Confirmed(trusted, 0, default_max_ttl, ripe, place=server.place)
         return server, tables.confirmed
 
     # Membership
 
-    def _join(self, ask: asks.Join) -> asks.Joined:
-        for orphan in ask.replaces:
+    def _join(self, request: messages.Join) -> messages.Joined:
+        for orphan in request.replaces:
             self._end_one(orphan, "replaced")
             self.tell(f"vacant {orphan}")
         self.release()
-        member = ask.member
+        member = request.member
         if member.key is not None and not self.sentinel.hold(member.key):
-            return asks.Joined(sentinel=False)
+            return messages.Joined(sentinel=False)
         self._key = member.key
         assert member.id not in self.tables.members, "a member's id was used again"
         self.tables.members[member.id] = MemberRow(
-            member.name, member.ttl, member.key, ask.server.start, ask.server.incarnation, control=self.backend
+            member.name, member.ttl, member.key, request.server.start, request.server.line, control=self.backend
         )
-        return asks.Joined(sentinel=True)
+        return messages.Joined(sentinel=True)
 
-    def _renew(self, ask: asks.Renew) -> asks.Standing:
-        if not self.tables.lives(ask.member_id):
-            return asks.Standing(alive=False)
-        row = self.tables.members[ask.member_id]
+    def _renew(self, request: messages.Renew) -> messages.Standing:
+        if not self.tables.lives(request.member_id):
+            return messages.Standing(alive=False)
+        row = self.tables.members[request.member_id]
         row.renewals += 1
         row.control, row.watch = self.backend, self.watch_backend
-        return self._standing(ask.member_id, ask.alone_in)
+        return self._standing(request.member_id, request.alone_in)
 
-    def _resume(self, ask: asks.Resume) -> asks.Standing:
-        member = ask.member
-        if member.key is not None and not self.sentinel.retake(member.key):
-            return asks.Standing(alive=False)
+    def _resume(self, request: messages.Resume) -> messages.Standing:
+        self.release()
+        member = request.member
+        if member.key is not None and not self.sentinel.hold(member.key):
+            return messages.Standing(alive=False)
         self._key = member.key
-        if not self.tables.lives(member.id) or self.tables.members[member.id].incarnation != ask.server.incarnation:
-            return asks.Standing(alive=False)
+        if not self.tables.lives(member.id) or not self._resumable(self.tables.members[member.id], request):
+            return messages.Standing(alive=False)
         row = self.tables.members[member.id]
         row.renewals += 1
-        row.epoch += 1
-        row.control, row.server_start = self.backend, ask.server.start
+        row.key, row.epoch = member.key, request.epoch
+        row.control, row.server_start = self.backend, request.server.start
         return self._standing(member.id, ())
 
-    def _standing(self, me: str, alone_in: tuple[str, ...]) -> asks.Standing:
+    def _resumable(self, row: MemberRow, request: messages.Resume) -> bool:
+        return row.line == request.server.line and row.epoch < request.epoch
+
+    def _standing(self, me: str, alone_in: tuple[str, ...]) -> messages.Standing:
         tables = self.tables
+        if self._met and self._met.place != self.server().place:
+            raise Gone("the tables were replaced")
         contested = {role for role, member in tables.candidates if member != me and tables.lives(member)}
-        return asks.Standing(
+        return messages.Standing(
             alive=True,
             held=tuple(
                 Held(name, role.token, asked, role.request_to if asked else None)
@@ -174,23 +195,26 @@ class ModelStore:
             if (name, me) in tables.candidates and not tables.lives(role.holder)
         )
 
-    def _leave(self, ask: asks.Leave) -> asks.Done:
-        self._end_one(ask.member_id, "left")
-        self.tell(f"vacant {ask.member_id}")
+    def _leave(self, request: messages.Leave) -> messages.Done:
+        for term in map(self.tables.terms.get, request.given_up):
+            if term and term.member_id == request.member_id:
+                term.resigned = True
+        self._end_one(request.member_id, "left")
+        self.tell(f"vacant {request.member_id}")
         self.release()
-        return asks.Done()
+        return messages.Done()
 
-    def _end(self, ask: asks.End) -> asks.Ended:
+    def _end(self, request: messages.End) -> messages.Ended:
         ended = []
-        for verdict in ask.verdicts:
+        for verdict in request.verdicts:
             if self._guarded(verdict) and self._end_one(verdict.member_id, verdict.reason):
                 ended.append(verdict.member_id)
             held = {name for name, role in self.tables.roles.items() if role.holder == verdict.member_id}
-            if any((name, ask.member_id) not in self.tables.candidates for name in held):
-                self.tell(f"vacant {ask.member_id}")
-        return asks.Ended(tuple(ended), self._vacant(ask.member_id) if ended else ())
+            if any((name, request.member_id) not in self.tables.candidates for name in held):
+                self.tell(f"vacant {request.member_id}")
+        return messages.Ended(tuple(ended), self._vacant(request.member_id) if ended else ())
 
-    def _guarded(self, verdict: asks.Verdict) -> bool:
+    def _guarded(self, verdict: messages.Verdict) -> bool:
         """Whether what the verdict was founded on still holds."""
         row = self.tables.members.get(verdict.member_id)
         if row is None:
@@ -213,34 +237,38 @@ class ModelStore:
 
     # Roles
 
-    def _stand(self, ask: asks.Stand) -> asks.Done:
+    def _stand(self, request: messages.Stand) -> messages.Done:
         tables = self.tables
-        for role in ask.withdrawn:
-            tables.candidates.discard((role, ask.member_id))
-        for role in ask.roles:
+        for role in request.withdrawn:
+            tables.candidates.discard((role, request.member_id))
+        for role in request.roles:
             tables.roles.setdefault(role, RoleRow())
-            tables.candidates.add((role, ask.member_id))
-        return asks.Done()
+            tables.candidates.add((role, request.member_id))
+        return messages.Done()
 
-    def _acquire(self, ask: asks.Acquire) -> asks.Acquired:
+    def _acquire(self, request: messages.Acquire) -> messages.Acquired:
         tables, locked, tokens = self.tables, set(self.locked()), {}
-        if not tables.lives(ask.member_id):
-            return asks.Acquired()
-        free = [role for role in ask.roles if role in tables.roles and role not in locked]
+        if not tables.lives(request.member_id) or tables.members[request.member_id].line != self.server().line:
+            return messages.Acquired()
+        free = [role for role in request.roles if role in tables.roles and role not in locked]
         for name in free:
             role = tables.roles[name]
-            if self._takeable(role, name, ask):
-                role.token = self._next_token(role.token, ask.floor)
-                role.holder = ask.member_id
+            if self._takeable(role, name, request):
+                role.token = self._next_token(role.token, request.floor)
+                role.holder = request.member_id
                 role.reserved_for = role.request_token = role.request_to = None
-                tables.terms[name, role.token] = TermRow(ask.member_id, ask.name)
+                tables.terms[name, role.token] = TermRow(request.member_id, request.name)
                 tokens[name] = role.token
-        self.tell(f"changed {ask.member_id}")
-        return asks.Acquired(tokens, busy=tuple(role for role in ask.roles if role not in free))
+        self.tell(f"changed {request.member_id}")
+        mine = {name for name, role in tables.roles.items() if role.holder == request.member_id}
+        unheld = mine.union(vacancy.role for vacancy in self._vacant(request.member_id))
+        return messages.Acquired(
+            tokens, busy=tuple(role for role in request.roles if role in unheld and role not in free)
+        )
 
-    def _takeable(self, role: RoleRow, name: str, ask: asks.Acquire) -> bool:
-        vacant = role.holder == ask.member_id or not self.tables.lives(role.holder)
-        return vacant and (self._unreserved(role, ask.member_id) or name in ask.unreserved)
+    def _takeable(self, role: RoleRow, name: str, request: messages.Acquire) -> bool:
+        vacant = role.holder == request.member_id or not self.tables.lives(role.holder)
+        return vacant and (self._unreserved(role, request.member_id) or name in request.unreserved)
 
     def _unreserved(self, role: RoleRow, me: str) -> bool:
         return role.reserved_for == me or not self.tables.lives(role.reserved_for)
@@ -248,44 +276,58 @@ class ModelStore:
     def _next_token(self, old: int, floor: int) -> int:
         return max(old + 1, floor)
 
-    def _vacate(self, ask: asks.Vacate) -> asks.Vacated:
-        term, role = self.tables.terms.get((ask.role, ask.token)), self.tables.roles.get(ask.role)
-        if term and term.member_id == ask.member_id:
+    def _vacate(self, request: messages.Vacate) -> messages.Vacated:
+        term, role = self.tables.terms.get((request.role, request.token)), self.tables.roles.get(request.role)
+        if term and term.member_id == request.member_id:
             term.resigned = True
-        if role and (role.token, role.holder) == (ask.token, ask.member_id):
-            if ask.role in self.locked():
-                return asks.Vacated(done=False)
-            role.holder, role.reserved_for = None, ask.reserved_for
+        if role and (role.token, role.holder) == (request.token, request.member_id):
+            if request.role in self.locked():
+                return messages.Vacated(done=False)
+            role.holder, role.reserved_for = None, request.reserved_for
             role.request_token = role.request_to = None
-        self.tell(f"vacant {ask.member_id}" if ask.reserved_for else f"vacant {ask.member_id} {ask.role}")
-        return asks.Vacated(done=True)
+        self.tell(
+            f"vacant {request.member_id}" if request.reserved_for else f"vacant {request.member_id} {request.role}"
+        )
+        return messages.Vacated(done=True)
 
     # The namespace
 
-    def _confirm(self, ask: asks.Confirm) -> asks.Done:
-        present = self.tables.confirmed
-        if present and present.incarnation == ask.old:
+    def _confirm(self, request: messages.Confirm) -> messages.Done:
+        present, server = self.tables.confirmed, request.server
+        if present and present.line == request.old.line and server.place == self.server().place:
             base = present.base
-            if ask.old.split(":")[0] != ask.server.incarnation.split(":")[0]:
-                base = max(base, max((role.token for role in self.tables.roles.values()), default=0))
-            self.tables.confirmed = Confirmed(ask.server.incarnation, base, present.max_ttl)
-        return asks.Done()
+            same_system = present.incarnation.split(":")[0] == server.incarnation.split(":")[0]
+            if not same_system or present.place != server.place:
+                highest = max((role.token for role in self.tables.roles.values()), default=0)
+                base = 2**32 + max(base, highest - server.floor)
+            self.tables.confirmed = replace(present, incarnation=server.incarnation, base=base, place=server.place)
+        return messages.Done()
 
-    def _leaders(self, ask: asks.Leaders) -> asks.LeadersAre:
+    def _ripen(self, request: messages.Ripen) -> messages.Done:
+        present, seen = self.tables.confirmed, request.seen
+        if present and (present.max_ttl, present.limits, present.incarnation) == (
+            seen.max_ttl,
+            seen.limits,
+            seen.incarnation,
+        ):
+            self.tables.confirmed = replace(present, ripe_ttl=present.max_ttl)
+        return messages.Done()
+
+    def _leaders(self, request: messages.Leaders) -> messages.LeadersAre:
         tables, leaders = self.tables, []
-        for name in ask.roles:
+        for name in request.roles:
             if name in tables.roles:
                 token, holder = tables.roles[name].token, tables.roles[name].holder
                 living = holder if tables.lives(holder) else None
-                leaders.append(asks.Leader(name, token, living, tables.members[living].name if living else None))
-        return asks.LeadersAre(tuple(leaders))
+                leaders.append(messages.Leader(name, token, living, tables.members[living].name if living else None))
+        return messages.LeadersAre(tuple(leaders))
 
-    def _tidy(self, ask: asks.Tidy) -> asks.Done:  # noqa: ARG002
+    def _tidy(self, request: messages.Tidy) -> messages.Done:  # noqa: ARG002
         """Candidacies of ended members go; old members and terms are kept here (nothing is decided by them)."""
         tables = self.tables
         ended = {id_ for id_, row in tables.members.items() if row.ended_at is not None}
         tables.candidates = {pair for pair in tables.candidates if pair[1] not in ended}
-        return asks.Done()
+        return messages.Done()
 
     # The watch lane
 
@@ -302,7 +344,8 @@ class ModelStore:
             for name, role in tables.roles.items()
             if (name, me) in tables.candidates
         )
-        return rows, vacancy
+        requested = any(role.holder == me and role.request_token == role.token for role in tables.roles.values())
+        return rows, vacancy or requested
 
     def sightings(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Sighting, ...]:
         standing = self.sentinel.standing([row[3] for row in rows if row[3] is not None])

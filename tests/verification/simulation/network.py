@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.simulation.core import Core
+from tests.verification.simulation.core import Core
 
 TO_SERVER, TO_CLIENT = 0, 1
 

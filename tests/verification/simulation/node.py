@@ -1,4 +1,4 @@
-"""One node as the engine runs it: two lanes of one ask each, a keeper, a clock of its own, and a process that can be
+"""One node as the engine runs it: two lanes with one request each, a keeper, its own clock, and a process that can be
 paused, crashed and started again. ``is_leader`` is read from outside at any instant, also while the process is stopped.
 """
 
@@ -7,16 +7,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tenure import asks, timing
-from tenure.candidacy import NEVER
-from tenure.protocol import Phase, Protocol, Settings
-from tenure.session import Failed, Gone
-from tests.simulation.core import Clock, Core, Timer
-from tests.simulation.network import TO_CLIENT, TO_SERVER, Link, Stream
+from tenure.core import messages, timing
+from tenure.core.membership import Phase
+from tenure.core.protocol import NodeProtocol, ProtocolOptions
+from tenure.core.timing import NEVER
+from tenure.store.session import Failed, Gone
+from tests.verification.simulation.core import Clock, Core, Timer
+from tests.verification.simulation.network import TO_CLIENT, TO_SERVER, Link, Stream
 
 if TYPE_CHECKING:
-    from tests.simulation.oracles import Oracles
-    from tests.simulation.server import Connection, SimServer
+    from tests.verification.simulation.oracles import Oracles
+    from tests.verification.simulation.server import Connection, SimServer
 
 EPSILON_S = 1e-6
 
@@ -25,7 +26,14 @@ class SimNode:
     """A process with a node in it."""
 
     def __init__(
-        self, core: Core, server: SimServer, oracles: Oracles, settings: Settings, clock: Clock, *, listens: bool = True
+        self,
+        core: Core,
+        server: SimServer,
+        oracles: Oracles,
+        settings: ProtocolOptions,
+        clock: Clock,
+        *,
+        listens: bool = True,
     ) -> None:
         self.core = core
         self.server = server
@@ -48,11 +56,12 @@ class SimNode:
         """Begin as a new process: nothing is remembered."""
         self.alive = True
         self.life = object()
-        self.protocol = Protocol(self.settings, self.core.chance.getrandbits(64))
+        self.protocol = NodeProtocol(self.settings, self.core.chance.getrandbits(64))
         self.control: Connection | None = None
         self.watch: Connection | None = None
         self._control_ask: Any = None
         self._watch_ask: Any = None
+        self._line = ""
         self._timers: dict[str, tuple[float, Timer]] = {}
         for role in self.roles:
             self.protocol.stand(role)
@@ -60,7 +69,7 @@ class SimNode:
         self._settle()
 
     def crash(self, *, host: bool = False) -> None:
-        """kill -9: the kernel closes the connections. With the ``host`` gone nobody does."""
+        """kill -9: the kernel closes the connections. If the ``host`` is gone, they stay open."""
         self.core.note(f"{self.name}: crashed" + (" with its host" if host else ""))
         self.alive = self.paused = False
         self.life = object()
@@ -116,7 +125,7 @@ class SimNode:
 
     # What the application does -------------------------------------------------------------------------------------
 
-    def command(self, action: Callable[[Protocol, float], Any]) -> None:
+    def command(self, action: Callable[[NodeProtocol, float], Any]) -> None:
         if self.alive:
             self._do("keeper", self.life, lambda: action(self.protocol, self.now))
 
@@ -163,7 +172,7 @@ class SimNode:
             self._timers[name] = (due, timer)
 
     def _settle(self) -> None:
-        """After every event: publish what was decided, arm the keeper, give the lanes their next asks."""
+        """After every event: publish what was decided, arm the keeper, give the lanes their next requests."""
         if not self.alive:
             self._publish()
             return
@@ -193,63 +202,66 @@ class SimNode:
     def _pump_control(self) -> None:
         if self._control_ask is not None:
             return
-        ask = self.protocol.control(self.now)
-        if isinstance(ask, float):
-            if ask <= self.now:
-                raise AssertionError(f"control() returns {ask}, which is not after {self.now}")
-            self._timer("control", "control", ask)
+        request = self.protocol.control(self.now)
+        if isinstance(request, float):
+            if request <= self.now:
+                raise AssertionError(f"control() returns {request}, which is not after {self.now}")
+            self._timer("control", "control", request)
             return
-        self._control_ask = ask
+        self._control_ask = request
         life = self.life
-        if isinstance(ask, asks.Open):
-            self._connect("control", lambda connection: self._opened(ask, connection))
+        if isinstance(request, messages.Open):
+            self._connect("control", lambda connection: self._opened(request, connection))
             return
         connection = self.control
         assert connection is not None
-        self.core.note("{}: asks {}", self.name, ask)
-        reply = lambda result: self._do("control", life, lambda: self._answered(ask, connection, result))  # noqa: E731
-        connection.up.send(lambda: self.server.arrive(connection, ask, reply))
-        self._timer("hang", "keeper", self.now + timing.trust(self.settings.ttl), lambda: self._hangs(ask))
+        self.core.note("{}: asks {}", self.name, request)
+        reply = lambda result: self._do("control", life, lambda: self._answered(request, connection, result))  # noqa: E731
+        connection.up.send(lambda: self.server.arrive(connection, request, reply))
+        self._timer("hang", "keeper", self.now + timing.trust(self.settings.ttl), lambda: self._hangs(request))
 
-    def _opened(self, ask: asks.Open, connection: Connection | None) -> None:
-        if self._control_ask is not ask:
+    def _opened(self, request: messages.Open, connection: Connection | None) -> None:
+        if self._control_ask is not request:
             if connection:
                 self._close(connection)
             return
         self._control_ask = None
         if connection is None or not connection.alive_for_client:
-            self.protocol.fail(ask, self.now, lost=True)
+            self.protocol.fail(request, self.now, lost=True)
             return
         self.control = connection
         self.core.note(f"{self.name}: connected as {connection.pid} to {connection.opened.server.start}")
-        self._introduce()
-        self.protocol.answer(ask, connection.opened, self.now)
+        if self._line not in (connection.opened.server.line, "") and self.watch:
+            self._watch_lost(self.watch)
+        self._line = connection.opened.server.line
+        self._share_backend_pids()
+        self.protocol.answer(request, connection.opened, self.now)
 
-    def _answered(self, ask: Any, connection: Connection, result: Any) -> None:
-        if self._control_ask is not ask or self.control is not connection:
+    def _answered(self, request: Any, connection: Connection, result: Any) -> None:
+        if self._control_ask is not request or self.control is not connection:
             return
         self._control_ask = None
         self._timer("hang", "keeper", NEVER)
         if isinstance(result, Failed):
-            self.protocol.fail(ask, self.now, lost=False)
+            self.protocol.fail(request, self.now, lost=False)
         else:
             self.core.note("{}: hears {}", self.name, result)
-            self.protocol.answer(ask, result, self.now)
+            self.protocol.answer(request, result, self.now)
 
-    def _hangs(self, ask: Any) -> None:
+    def _hangs(self, request: Any) -> None:
         """The keeper cuts a connection on which a call hangs."""
-        if self._control_ask is ask and self.control:
+        if self._control_ask is request and self.control:
             self._lost(self.control)
 
     def _lost(self, connection: Connection) -> None:
         """The control connection is gone: suspended before anything is closed."""
         self.oracles.cut_heard(self)
-        ask, self._control_ask, self.control = self._control_ask, None, None
+        request, self._control_ask, self.control = self._control_ask, None, None
         self._timer("hang", "keeper", NEVER)
-        if ask is None:
+        if request is None:
             self.protocol.lost_control(self.now)
         else:
-            self.protocol.fail(ask, self.now, lost=True)
+            self.protocol.fail(request, self.now, lost=True)
         self._publish()
         self._close(connection)
 
@@ -258,86 +270,86 @@ class SimNode:
     def _pump_watch(self) -> None:
         if self._watch_ask is not None:
             return
-        ask = self.protocol.watch(self.now)
-        if isinstance(ask, float):
-            if ask <= self.now:
-                raise AssertionError(f"watch() returns {ask}, which is not after {self.now}")
-            self._timer("watch", "watch", ask)
+        request = self.protocol.watch(self.now)
+        if isinstance(request, float):
+            if request <= self.now:
+                raise AssertionError(f"watch() returns {request}, which is not after {self.now}")
+            self._timer("watch", "watch", request)
             return
-        self._watch_ask = ask
-        if isinstance(ask, asks.OpenWatch):
-            self._connect("watch", lambda connection: self._watching(ask, connection))
-        elif isinstance(ask, asks.Knock):
-            self._knock(ask)
-        elif isinstance(ask, asks.Look) and ask.wait_for is None and ask.seconds > 0:
-            self._timer("pace", "watch", self.now + ask.seconds, lambda: self._send_watch(ask))
+        self._watch_ask = request
+        if isinstance(request, messages.OpenWatch):
+            self._connect("watch", lambda connection: self._watching(request, connection))
+        elif isinstance(request, messages.Knock):
+            self._knock(request)
+        elif isinstance(request, messages.Look) and request.wait_for is None and request.seconds > 0:
+            self._timer("pace", "watch", self.now + request.seconds, lambda: self._send_watch(request))
         else:
-            self._send_watch(ask)
+            self._send_watch(request)
 
-    def _send_watch(self, ask: Any) -> None:
-        if self._watch_ask is not ask:
+    def _send_watch(self, request: Any) -> None:
+        if self._watch_ask is not request:
             return
         connection, life = self.watch, self.life
         if connection is None:  # it broke while nothing was asked
             self._watch_ask = None
-            self.protocol.fail_watch(ask, self.now, lost=True)
+            self.protocol.fail_watch(request, self.now, lost=True)
             return
-        reply = lambda result: self._do("watch", life, lambda: self._watch_answered(ask, result))  # noqa: E731
-        connection.up.send(lambda: self.server.arrive(connection, ask, reply))
+        reply = lambda result: self._do("watch", life, lambda: self._watch_answered(request, result))  # noqa: E731
+        connection.up.send(lambda: self.server.arrive(connection, request, reply))
         self._timer(
-            "watch hang", "keeper", self.now + timing.SLICE_S + self.settings.ttl, lambda: self._watch_hangs(ask)
+            "watch hang", "keeper", self.now + timing.SLICE_S + self.settings.ttl, lambda: self._watch_hangs(request)
         )
 
-    def _watching(self, ask: asks.OpenWatch, connection: Connection | None) -> None:
-        if self._watch_ask is not ask:
+    def _watching(self, request: messages.OpenWatch, connection: Connection | None) -> None:
+        if self._watch_ask is not request:
             if connection:
                 self._close(connection)
             return
         self._watch_ask = None
         if connection is None or not connection.alive_for_client:
-            self.protocol.fail_watch(ask, self.now, lost=True)
+            self.protocol.fail_watch(request, self.now, lost=True)
             return
         self.watch = connection
-        self._introduce()
-        self.protocol.answer_watch(ask, asks.Watching(), self.now)
+        self._share_backend_pids()
+        self.protocol.answer_watch(request, messages.Watching(), self.now)
 
-    def _watch_answered(self, ask: Any, result: Any) -> None:
-        if self._watch_ask is not ask:
+    def _watch_answered(self, request: Any, result: Any) -> None:
+        if self._watch_ask is not request:
             return
         self._watch_ask = None
         self._timer("watch hang", "keeper", NEVER)
         if isinstance(result, Failed):
-            self.protocol.fail_watch(ask, self.now, lost=False)
+            self.protocol.fail_watch(request, self.now, lost=False)
         else:
-            if not isinstance(result, asks.Looked) or result.vacancy:
+            if not isinstance(result, messages.Looked) or result.vacancy:
                 self.core.note("{}: watch hears {}", self.name, result)
-            self.protocol.answer_watch(ask, result, self.now)
+            self.protocol.answer_watch(request, result, self.now)
 
-    def _watch_hangs(self, ask: Any) -> None:
-        if self._watch_ask is ask and self.watch:
+    def _watch_hangs(self, request: Any) -> None:
+        if self._watch_ask is request and self.watch:
             self._watch_lost(self.watch)
 
     def _watch_lost(self, connection: Connection) -> None:
-        ask, self.watch = self._watch_ask, None
-        pacing = isinstance(ask, asks.Look) and ask.wait_for is None and "watch hang" not in self._timers
-        if ask is not None and not pacing and not isinstance(ask, asks.Knock):
+        request, self.watch = self._watch_ask, None
+        pacing = isinstance(request, messages.Look) and request.wait_for is None and "watch hang" not in self._timers
+        if request is not None and not pacing and not isinstance(request, messages.Knock):
             self._watch_ask = None
             self._timer("watch hang", "keeper", NEVER)
-            self.protocol.fail_watch(ask, self.now, lost=True)
+            self.protocol.fail_watch(request, self.now, lost=True)
         self._close(connection)
 
-    def _knock(self, ask: asks.Knock) -> None:
+    def _knock(self, request: messages.Knock) -> None:
         """A fresh connection: not behind the others, and refused where the server takes no more."""
         life, up, down = self.life, Stream(self.link, TO_SERVER), Stream(self.link, TO_CLIENT)
-        reply = lambda result: self._do("watch", life, lambda: self._watch_answered(ask, result))  # noqa: E731
+        reply = lambda result: self._do("watch", life, lambda: self._watch_answered(request, result))  # noqa: E731
 
         def arrive() -> None:
-            result = asks.Knocked(self.server.knock() == ask.server_start)
+            result = messages.Knocked(self.server.knock() == request.server_start)
             down.send(lambda: reply(result))
 
         self.core.note(f"{self.name}: knocks")
         up.send(arrive)
-        refuse = lambda: self._watch_answered(ask, asks.Knocked(open=False))  # noqa: E731
+        refuse = lambda: self._watch_answered(request, messages.Knocked(open=False))  # noqa: E731
         self._timer("watch hang", "keeper", self.now + self.connect_timeout_s, refuse)
 
     # Connections ---------------------------------------------------------------------------------------------------
@@ -347,7 +359,7 @@ class SimNode:
         return min(5.0, self.settings.ttl / 2)
 
     def _connect(self, lane: str, done: Callable[[Connection | None], None]) -> None:
-        """Connect and prepare: two round trips. A connection may be made although nobody waits for it any more."""
+        """Connect and prepare: two round trips. It may be made after the node has stopped waiting for it."""
         life, server = self.life, self.server
         up, down = Stream(self.link, TO_SERVER), Stream(self.link, TO_CLIENT)
         waiting = [True]
@@ -369,7 +381,7 @@ class SimNode:
             connection = server.accept(self, lane)
             if lane == "control":
                 try:
-                    connection.opened = asks.Opened(*connection.work.open(server.max_ttl))
+                    connection.opened = messages.Opened(*connection.work.open(server.max_ttl))
                 except (Failed, Gone):
                     server.end(connection, "could not be prepared")
                     down.send(lambda: self._do(lane, life, lambda: finish(None)))
@@ -381,7 +393,7 @@ class SimNode:
         up.send(arrive)
         self._timer(lane + " connect", "keeper", self.now + self.connect_timeout_s, lambda: finish(None))
 
-    def _introduce(self) -> None:
+    def _share_backend_pids(self) -> None:
         """Let the row name both connections, as the engine does."""
         if self.control and self.watch:
             self.control.work.watch_backend = (self.watch.pid, self.watch.started)

@@ -15,12 +15,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tenure import asks, timing
+from tenure.core import messages, timing
 from tenure.events import Deposed, Elected, Resumed, Suspended
-from tests.simulation.core import Core, Violation
+from tests.verification.simulation.core import Core, Violation
 
 if TYPE_CHECKING:
-    from tests.simulation.node import SimNode
+    from tests.verification.simulation.node import SimNode
 
 
 @dataclass
@@ -42,9 +42,9 @@ class Oracles:
     history: dict[str, list[Belief]] = field(default_factory=dict)
     """Per role, every belief that ever was, in order of their beginnings."""
     ends: list[tuple[float, str, str]] = field(default_factory=list)
-    """(when, member, reason) of every membership that somebody else ended."""
+    """(when, member, reason) of every membership that another node ended."""
     asked: Counter[str] = field(default_factory=Counter)
-    """How often each ask of the control lane was executed."""
+    """How often each request of the control lane was executed."""
     commits: int = 0
     elections: int = 0
     exceptions: int = 0
@@ -90,7 +90,7 @@ class Oracles:
     # The promises ------------------------------------------------------------------------------------------------
 
     def _read(self, node: SimNode, role: str) -> None:
-        """One leader: whoever begins to read True must be the only one."""
+        """One leader: a node that begins to read True must be the only one."""
         token = node.protocol.roles.holding.get(role)
         belief = self._open[node].get(role)
         reads = node.believes(role)
@@ -159,17 +159,17 @@ class Oracles:
         if node.protocol.roles.holding.get(event.role) == event.token and not node.believes(event.role):
             raise Violation(f"{node.name} announces {event.role} {event.token} without trust in it")
 
-    def executed(self, node: SimNode, ask: Any, answer: Any) -> None:
-        """The server has executed an ask."""
-        self.asked[type(ask).__name__] += 1
-        if isinstance(ask, asks.Acquire):
+    def executed(self, node: SimNode, request: Any, answer: Any) -> None:
+        """The server has executed a request."""
+        self.asked[type(request).__name__] += 1
+        if isinstance(request, messages.Acquire):
             for role, token in answer.tokens.items():
                 if token <= self._issued.get(role, 0):
                     raise Violation(f"{node.name} was given {role} {token} after {self._issued[role]}")
                 self._issued[role] = token
                 self.core.note(f"server: {role} {token} to {node.name}")
-        elif isinstance(ask, asks.End):
-            reasons = {verdict.member_id: verdict.reason for verdict in ask.verdicts}
+        elif isinstance(request, messages.End):
+            reasons = {verdict.member_id: verdict.reason for verdict in request.verdicts}
             for member_id in answer.ids:
                 self._ended(member_id, reasons[member_id], node)
 
@@ -195,5 +195,5 @@ class Oracles:
         return next((node for node in self.nodes if node.believes(role)), None)
 
     def next_term_after(self, role: str, moment: float) -> float | None:
-        """How long after a moment somebody begins to lead, or None if nobody has."""
+        """How long after a moment a node begins to lead; None if none has."""
         return next((b.begin - moment for b in self.history.get(role, []) if b.begin >= moment), None)

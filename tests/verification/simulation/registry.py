@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.simulation.simulation import Simulation
+from tests.verification.simulation.simulation import Simulation
 
 Story = Callable[[Simulation], None]
 

@@ -9,9 +9,9 @@ import traceback
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
-from tests.simulation.core import Violation
-from tests.simulation.scenarios import SCENARIOS
-from tests.simulation.simulation import Simulation
+from tests.verification.simulation.core import Violation
+from tests.verification.simulation.scenarios import SCENARIOS
+from tests.verification.simulation.simulation import Simulation
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Outcome:
 
     @property
     def replay(self) -> str:
-        return f"python -m tests.simulation --seed {self.seed} --scenario {self.scenario}" + (
+        return f"python -m tests.verification.simulation --seed {self.seed} --scenario {self.scenario}" + (
             " --sql" if self.sql else ""
         )
 

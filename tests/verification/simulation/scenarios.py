@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.simulation import bounds, chaos, stories
-from tests.simulation.registry import SCENARIOS
+from tests.verification.simulation import bounds, chaos, stories
+from tests.verification.simulation.registry import SCENARIOS
 
 CHAOS = [name for name in SCENARIOS if SCENARIOS[name].tell.__module__ == chaos.__name__]
 STORIES = [name for name in SCENARIOS if SCENARIOS[name].tell.__module__ == stories.__name__]

@@ -12,19 +12,20 @@ Each way to lose a connection is its own story, because the proofs of the protoc
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tenure import asks, timing
-from tenure.asks import Server
-from tenure.session import Failed, Gone
-from tests.simulation.core import Clock, Core, Timer
-from tests.simulation.databases import ModelDatabase, SqlDatabase
-from tests.simulation.network import TO_CLIENT, TO_SERVER, Stream
+from tenure.core import messages, timing
+from tenure.core.messages import Server
+from tenure.store.session import Failed, Gone
+from tests.verification.simulation.core import Clock, Core, Timer
+from tests.verification.simulation.databases import ModelDatabase, SqlDatabase
+from tests.verification.simulation.network import TO_CLIENT, TO_SERVER, Stream
 
 if TYPE_CHECKING:
-    from tests.simulation.node import SimNode
-    from tests.simulation.oracles import Oracles
+    from tests.verification.simulation.node import SimNode
+    from tests.verification.simulation.oracles import Oracles
 
 LOCK_TIMEOUT_S = 0.1
 
@@ -108,6 +109,7 @@ class SimServer:
         """How likely a transaction fails and is rolled back."""
         self.clock_step = 0.0
         self.timeline = 1
+        self.place = "place-1"
         self.starts = 0
         self.connections: list[Connection] = []
         self.locks: dict[int, Connection] = {}
@@ -127,9 +129,10 @@ class SimServer:
         self.starts += 1
         start = f"start-{self.starts}"
         if self.hides_identity:
-            self.identity = Server(start, f"{start}:1", 1)
+            self.identity = Server(start, f"{start}:1", 1, self.place, promoted=True)
         else:
-            self.identity = Server(start, f"system:{self.timeline}", self.timeline)
+            incarnation, promoted = f"system:{self.timeline}", self.timeline > 1
+            self.identity = Server(start, incarnation, self.timeline, self.place, promoted)
 
     def next_pid(self) -> int:
         self._pid += 1
@@ -140,7 +143,7 @@ class SimServer:
         return f"{1e6 + self.core.now + self.clock_step:018.6f}"
 
     def maybe_fail(self) -> None:
-        """A transaction fails and is rolled back; or its connection goes, between two transactions of one ask."""
+        """A transaction fails and is rolled back; or its connection goes, between two transactions of one request."""
         if self.failing and self.core.chosen(self.failing):
             raise (Gone if self.core.chosen(0.1) else Failed)("the simulator's whim")
 
@@ -194,10 +197,10 @@ class SimServer:
         if connection is connection.node.control:
             self.oracles.cut_unheard(connection.node)
 
-    # Asks ----------------------------------------------------------------------------------------------------------
+    # Requests ------------------------------------------------------------------------------------------------------
 
-    def arrive(self, connection: Connection, ask: Any, reply: Callable[[Any], None]) -> None:
-        """An ask has come in on a connection: execute it, now or when its wait is over."""
+    def arrive(self, connection: Connection, request: Any, reply: Callable[[Any], None]) -> None:
+        """A request has arrived on a connection: execute it now, or when its wait is over."""
         if not connection.alive:
             connection.down.send(lambda: connection.node.connection_closed(connection))
             return
@@ -216,33 +219,36 @@ class SimServer:
             if connection.alive:
                 connection.down.send(lambda: reply(result))
 
-        if isinstance(ask, asks.Look):
-            self._look(connection, ask, answer)
+        if isinstance(request, messages.Look):
+            self._look(connection, request, answer)
         elif connection.lane == "watch":
-            answer(lambda: self.database.perform_watch(connection.work, ask))
-        elif isinstance(ask, asks.Acquire) and ask.patient and ask.roles[0] in self.locked_roles():
+            answer(lambda: self.database.perform_watch(connection.work, request))
+        elif isinstance(request, messages.Acquire) and request.patient and request.roles[0] in self.locked_roles():
             self._wait(
-                connection, lambda: answer(lambda: self._control(connection, ask)), LOCK_TIMEOUT_S, role=ask.roles[0]
+                connection,
+                lambda: answer(lambda: self._control(connection, request)),
+                LOCK_TIMEOUT_S,
+                role=request.roles[0],
             )
         else:
-            answer(lambda: self._control(connection, ask))
+            answer(lambda: self._control(connection, request))
 
-    def _control(self, connection: Connection, ask: Any) -> Any:
+    def _control(self, connection: Connection, request: Any) -> Any:
         if not self.sql:
             self.maybe_fail()
-        result = connection.work.perform(ask)
-        self.oracles.executed(connection.node, ask, result)
+        result = connection.work.perform(request)
+        self.oracles.executed(connection.node, request, result)
         return result
 
-    def _look(self, connection: Connection, ask: asks.Look, answer: Callable[..., None]) -> None:
+    def _look(self, connection: Connection, request: messages.Look, answer: Callable[..., None]) -> None:
         def begin() -> None:
-            read = self.database.begin_look(connection.work, ask)
+            read = self.database.begin_look(connection.work, request)
             pause = self.core.between(0, 0.002) if self.split_looks else 0.0
-            finish = lambda: answer(lambda: self.database.finish_look(connection.work, ask, read))  # noqa: E731
+            finish = lambda: answer(lambda: self.database.finish_look(connection.work, request, read))  # noqa: E731
             self.core.after(pause, finish)
 
-        if ask.wait_for is not None and ask.wait_for in self.locks:
-            self._wait(connection, begin, ask.seconds, key=ask.wait_for)
+        if request.wait_for is not None and request.wait_for in self.locks:
+            self._wait(connection, begin, request.seconds, key=request.wait_for)
         else:
             begin()
 
@@ -365,10 +371,19 @@ class SimServer:
         self.core.note(f"server: up as {self.identity.start} {self.identity.incarnation}")
 
     def promotion(self, lag_s: float, down_s: float, *, silent: bool) -> None:
-        """Lose the host; a replica that lacks the last ``lag_s`` takes over. ``silent``: nobody is told."""
+        """Lose the host; a replica that lacks the last ``lag_s`` takes over. ``silent``: the nodes do not notice."""
         image = self.database.snapshot()
         self.core.note(f"replica: has everything up to here, {lag_s:.3f} s before the host is lost")
         self.core.after(lag_s, lambda: self._promote(image, down_s, silent=silent))
+
+    def restore(self, image: Any) -> None:
+        """An operator drops the tables and restores them from a dump, while connections are open."""
+        self.core.note("server: the tables are restored from a dump")
+        for transaction in list(self.transactions):
+            self._close(transaction)
+        self.place += "+"
+        self.identity = dataclasses.replace(self.identity, place=self.place)
+        self.database.replace(image)
 
     def _promote(self, image: Any, down_s: float, *, silent: bool) -> None:
         if not self.up or not self.accepting:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tenure import timing
-from tenure.protocol import Settings
-from tests.simulation.core import Clock, Core, Violation
-from tests.simulation.node import SimNode
-from tests.simulation.oracles import Oracles
-from tests.simulation.server import SimServer
+from tenure.core import timing
+from tenure.core.protocol import ProtocolOptions
+from tests.verification.simulation.core import Clock, Core, Violation
+from tests.verification.simulation.node import SimNode
+from tests.verification.simulation.oracles import Oracles
+from tests.verification.simulation.server import SimServer
 
 
 class Simulation:
@@ -38,7 +38,7 @@ class Simulation:
         rate: float | None = None,
     ) -> SimNode:
         """Start a node that stands for some roles."""
-        settings = Settings(name, ttl, timing.renewal_interval(ttl), takeover, sentinels)
+        settings = ProtocolOptions(name, ttl, timing.renewal_interval(ttl), takeover, sentinels)
         node = SimNode(self.core, self.server, self.oracles, settings, self._clock(rate), listens=listens)
         self.nodes.append(node)
         if roles:

@@ -1,16 +1,17 @@
 """Stories in which one rule of the design is all that stands between a fault and a broken promise.
 
 Gentle random faults miss most of them, so each one is told step by step; what is left to chance (clock rates, delays,
-ids) must not matter. ``tests/test_mutations.py`` takes the rule away and wants the story to end badly.
+ids) must not matter. ``tests/verification/mutations/test_mutations.py`` takes the rule away and wants the story to end
+badly.
 """
 
 from __future__ import annotations
 
-from tenure import asks, timing
-from tests.simulation.network import TO_CLIENT, TO_SERVER
-from tests.simulation.node import SimNode
-from tests.simulation.registry import scenario
-from tests.simulation.simulation import Simulation
+from tenure.core import messages, timing
+from tests.verification.simulation.network import TO_CLIENT, TO_SERVER
+from tests.verification.simulation.node import SimNode
+from tests.verification.simulation.registry import scenario
+from tests.verification.simulation.simulation import Simulation
 
 TTL = 10.0
 BOTH = (TO_SERVER, TO_CLIENT)
@@ -89,7 +90,7 @@ def ender_dies(sim: Simulation) -> None:
 
 @scenario()
 def long_outage(sim: Simulation) -> None:
-    """Nobody reaches the database for longer than the TTL."""
+    """No node reaches the database for longer than the TTL."""
     _pair(sim, sim.core.chance.choice(("instant", "strict")), sim.core.chance.choice(("instant", "strict")))
     sim.server.immediate_stop(1.5 * TTL)
     sim.run(1.5 * TTL)
@@ -98,7 +99,7 @@ def long_outage(sim: Simulation) -> None:
 
 @scenario()
 def outage(sim: Simulation) -> None:
-    """After an outage of about a TTL everybody gets a whole TTL to come back: nobody is ended, the leader stays.
+    """After an outage of about a TTL every member has a whole TTL to come back: none is ended, and the leader stays.
 
     The term itself lapses here: trust is over before silence is. So the token is a new one and the leader the same.
     """
@@ -126,6 +127,93 @@ def promotion_lacks_acquire(sim: Simulation) -> None:
     sim.node("new", "r", ttl=TTL)
     sim.run(TTL)
     sim.calm(40.0)
+
+
+@scenario(max_ttl=5.0)
+def promotion_lacks_raise(sim: Simulation) -> None:
+    """The largest TTL is raised, a node leads with the longer one, and a replica is promoted that lacks the raise."""
+    sim.node("early", ttl=5.0)
+    sim.run(1.0)
+    sim.server.promotion(30.0, 0.05, silent=True)
+    sim.run(0.1)
+    sim.server.database.limit_ttl(30.0)
+    sim.run(10.0)
+    leader = sim.node("leader", "r", ttl=30.0, takeover="strict")
+    sim.elect("r", leader, 2.0)
+    sim.run(18.0)
+    sim.expect(leader.believes("r"), "the leader has heard of nothing")
+    sim.node("new", "r", ttl=5.0, takeover="strict")
+    sim.run(30.0)
+    sim.calm(20.0)
+
+
+@scenario(max_ttl=5.0)
+def raise_ripens(sim: Simulation) -> None:
+    """A raise counts for nodes that join when it has stood for ten minutes. No node joins again because of it."""
+    leader = sim.node("leader", "r", ttl=5.0, takeover="strict")
+    sim.elect("r", leader)
+    sim.server.database.limit_ttl(30.0)
+    sim.run(1.0)
+    early = sim.node("early", ttl=30.0)
+    sim.run(0.95 * timing.RIPENS_AFTER_S)
+    sim.expect(early.protocol.ttl == sim.node("second", ttl=30.0).protocol.settings.ttl / 6, "the old limit holds")
+    sim.run(0.2 * timing.RIPENS_AFTER_S)
+    late = sim.node("late", ttl=30.0)
+    sim.run(1.0)
+    sim.expect(late.protocol.ttl == 30.0, "the raise is ripe")
+    sim.expect(early.protocol.ttl == 5.0, "a membership's TTL never changes")
+    sim.expect(len(sim.oracles.history["r"]) == 1, "the leader leads on")
+
+
+@scenario(max_ttl=5.0)
+def limit_set_twice(sim: Simulation) -> None:
+    """The limit is raised, taken back and raised again between two looks: the second raise is the younger."""
+    witness = sim.node("witness", ttl=5.0)
+    sim.run(1.0)
+    sim.server.database.limit_ttl(30.0)
+    sim.run(1.05 * timing.RIPENS_AFTER_S / witness.clock.rate - 30.0)
+    sim.server.database.limit_ttl(5.0)
+    sim.server.promotion(60.0, 0.05, silent=True)
+    sim.server.database.limit_ttl(30.0)
+    sim.run(35.0)
+    leader = sim.node("leader", "r", ttl=30.0, takeover="strict")
+    sim.elect("r", leader, 2.0)
+    sim.run(25.0)
+    sim.node("new", "r", ttl=5.0, takeover="strict")
+    sim.run(30.0)
+    sim.calm(20.0)
+
+
+@scenario(max_ttl=20.0)
+def promotion_lacks_namespace(sim: Simulation) -> None:
+    """The namespace is made, a node leads in it, and a replica is promoted that lacks it."""
+    sim.server.promotion(2.0, 0.05, silent=True)
+    leader = sim.node("leader", "r", ttl=20.0, takeover="strict")
+    sim.elect("r", leader, 1.5)
+    sim.run_until(lambda: sim.server.timeline > 1 and sim.server.up, 3.0, "the promotion")
+    sim.expect(leader.believes("r"), "the leader has heard of nothing")
+    sim.server.max_ttl = 5.0
+    sim.node("new", "r", ttl=5.0, takeover="strict")
+    sim.run(60.0)
+    sim.calm(20.0)
+
+
+@scenario(max_ttl=12.0)
+def restored_dump(sim: Simulation) -> None:
+    """The tables are made anew from a dump, twice: terms that were superseded since look like the latest there."""
+    leader, _ = _pair(sim, "instant", "instant")
+    token, member = leader.protocol.roles.holding["r"], leader.protocol.member_id
+    for _ in range(2):
+        dump = sim.server.database.snapshot()
+        for _ in range(3):
+            (sim.oracles.leader("r") or leader).resign("r")
+            sim.run(1.0)
+        sim.server.restore(dump)
+        sim.run(0.01)
+        for _ in range(5):
+            sim.server.begin("r", token, member or "", TTL, 0.1)
+            sim.run(0.5)
+        sim.calm(40.0)
 
 
 @scenario(max_ttl=20.0)
@@ -170,6 +258,32 @@ def stale_proof(sim: Simulation) -> None:
 
 
 @scenario()
+def delayed_resume(sim: Simulation) -> None:
+    """After a restart the leader's resume is delayed, a middlebox resets its connection, and a second resume works."""
+    leader, _ = _pair(sim, "instant", "instant")
+    _after_renewal(sim, leader)
+    token = leader.protocol.roles.holding["r"]
+    sim.server.immediate_stop(0.3)
+    sim.run_until(lambda: isinstance(leader._control_ask, messages.Resume), TTL, "a resume", step=0.0001)
+    delayed = leader.control
+    assert delayed
+    # What is on its way arrives late; the leader hears of the end at once.
+    sent, leader.link.cut[TO_SERVER] = delayed.up, True
+    sim.run(0.01)
+    leader.link.cut[TO_SERVER] = False
+    held, leader.link._held[TO_SERVER] = leader.link._held[TO_SERVER], []
+    sent.stalled_until = sim.core.now + 2.0
+    for stream, action in held:
+        stream.send(action)
+    leader.connection_closed(delayed)
+    sim.run(1.0)
+    sim.expect(leader.protocol.roles.holding.get("r") == token, "the term goes on after the second resume")
+    sim.run(3.0)
+    sim.expect(leader.believes("r"), "the same node leads")
+    sim.expect(leader.protocol.roles.holding["r"] == token, "under the same token")
+
+
+@scenario()
 def fast_stop(sim: Simulation) -> None:
     """A fast stop frees the leader's sentinel while the witness's connections still work."""
     leader, witness = _pair(sim, "instant", "instant")
@@ -199,7 +313,7 @@ def short_restart(sim: Simulation) -> None:
 
 @scenario()
 def strict_leader_cut(sim: Simulation) -> None:
-    """A strict leader's connection is cut among instant nodes: nobody may act on that."""
+    """A strict leader's connection is cut among instant nodes: none of them may act on that."""
     leader, _ = _pair(sim, "strict", "instant")
     _after_renewal(sim, leader)
     assert leader.control
@@ -315,7 +429,7 @@ def pause_across_an_answer(sim: Simulation) -> None:
     leader = sim.node("leader", "r", ttl=TTL, takeover="strict")
     sim.elect("r", leader)
     _after_renewal(sim, leader)
-    asked = lambda: isinstance(leader._control_ask, asks.Renew)  # noqa: E731
+    asked = lambda: isinstance(leader._control_ask, messages.Renew)  # noqa: E731
     sim.run_until(asked, TTL, "the next renewal", step=0.0001)
     trusted_s = leader.clock.true(leader.protocol.trusted_until) - sim.core.now
     leader.pause()
@@ -332,7 +446,7 @@ def late_acquire(sim: Simulation) -> None:
     _after_renewal(sim, leader)
     sim.run(0.12 * TTL)
     leader.stand("s")
-    asked = lambda: isinstance(leader._control_ask, asks.Acquire)  # noqa: E731
+    asked = lambda: isinstance(leader._control_ask, messages.Acquire)  # noqa: E731
     sim.run_until(asked, 1.0, "the acquire", step=0.0001)
     assert leader.control
     trusted_s = leader.clock.true(leader.protocol.trusted_until) - sim.core.now
@@ -360,7 +474,7 @@ def lost_acquire(sim: Simulation) -> None:
     leader = sim.node("leader", "r", ttl=TTL, takeover="strict")
     sim.elect("r", leader)
     leader.stand("s")
-    asked = lambda: isinstance(leader._control_ask, asks.Acquire)  # noqa: E731
+    asked = lambda: isinstance(leader._control_ask, messages.Acquire)  # noqa: E731
     sim.run_until(asked, 1.0, "the acquire", step=0.0001)
     assert leader.control
     leader.control.down.stalled_until = sim.core.now + TTL
@@ -378,7 +492,7 @@ def acquire_lost_in_a_restart(sim: Simulation) -> None:
     leader = sim.node("leader", "r", ttl=TTL)
     sim.elect("r", leader)
     leader.stand("s")
-    asked = lambda: isinstance(leader._control_ask, asks.Acquire)  # noqa: E731
+    asked = lambda: isinstance(leader._control_ask, messages.Acquire)  # noqa: E731
     sim.run_until(asked, 1.0, "the acquire", step=0.0001)
     assert leader.control
     leader.control.down.stalled_until = sim.core.now + TTL
@@ -399,7 +513,7 @@ def two_die_one_after_the_other(sim: Simulation) -> None:
     ring = sorted(sim.nodes, key=lambda node: node.protocol.member_id or "")
     witness = next(node for node in others if ring[ring.index(node) - 1] is not leader)
     next(node for node in others if node is not witness).crash()
-    asked = lambda: isinstance(witness._control_ask, asks.End)  # noqa: E731
+    asked = lambda: isinstance(witness._control_ask, messages.End)  # noqa: E731
     sim.run_until(asked, 1.0, "the witness ends the first", step=0.0001)
     assert witness.control
     witness.control.down.stalled_until = sim.core.now + 0.1

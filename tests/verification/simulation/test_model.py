@@ -1,13 +1,14 @@
-"""The simulator's model of the tables says the same as the real SQL, ask by ask.
+"""The simulator's model of the tables gives the same answers as the real SQL, request by request.
 
-Random sequences of asks go through ``Store`` and ``Watch`` on in-memory SQLite and through ``ModelStore``; answers,
-notifications, fences and the tables in the end must be equal. That this comparison can fail is shown as well: three
-planted differences are found.
+Random sequences of requests go through ``ControlStore`` and ``WatchStore`` on in-memory SQLite, and through
+``ModelStore``. Answers, notifications, fences and the final tables must be equal. The comparison can fail: it finds
+three planted differences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +16,10 @@ import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from tenure import asks
-from tenure.asks import Member, Server, Verdict
-from tests.simulation.databases import ModelDatabase, SqlDatabase
-from tests.simulation.model import ModelStore, RoleRow
+from tenure.core import messages
+from tenure.core.messages import Member, Server, Verdict
+from tests.verification.simulation.databases import ModelDatabase, SqlDatabase
+from tests.verification.simulation.model import ModelStore, RoleRow
 
 ROLES = ("alpha", "beta", "gamma")
 TTL = 10.0
@@ -38,6 +39,9 @@ class Bench:
         self.ticks = 0
         self.database = make(self)
         self.lanes = [SimpleNamespace(server=self, pid=pid, started=f"s{pid}") for pid in range(1, SLOTS + 1)]
+        self.connect()
+
+    def connect(self) -> None:
         for lane in self.lanes:
             lane.work = self.database.control(lane)
             lane.watch = self.database.watch(lane)
@@ -80,6 +84,7 @@ class Bench:
 VERBS = (
     "join", "join", "renew", "renew", "resume", "silence", "death", "stand", "stand", "acquire", "acquire", "acquire",
     "vacate", "vacate", "confirm", "leaders", "tidy", "leave", "look", "fence", "busy", "request", "restart", "promote",
+    "restore", "limit", "ripen",
 )  # fmt: skip
 OPERATIONS = st.lists(st.tuples(st.sampled_from(VERBS), *[st.integers(0, 11)] * 4), min_size=1, max_size=40)
 
@@ -94,7 +99,7 @@ class Comparison:
         self.slots: dict[str, int] = {}
         for bench in (self.real, self.model):
             bench.lanes[0].work.open(60.0)
-        for number in range(3):  # so that the first operation already finds somebody to speak of
+        for number in range(3):  # so that the first operation already finds members
             self.join(number, number, 1, 0)
             self.stand(number, 6, 0, 0)
 
@@ -108,7 +113,7 @@ class Comparison:
             self.real.database.close()
 
     def member(self, number: int) -> str:
-        """One that has joined at some time, or nobody."""
+        """A member that has joined at some time, or an id that no member has."""
         return self.ids[number % len(self.ids)] if self.ids and number < 11 else "nobody"
 
     def roles(self, number: int) -> tuple[str, ...]:
@@ -117,9 +122,9 @@ class Comparison:
     def row(self, role: str) -> RoleRow:
         return self.model.database.tables.roles.get(role, RoleRow())
 
-    def perform(self, slot: int, ask: Any) -> None:
-        answers = [normal(bench.lanes[slot % SLOTS].work.perform(ask)) for bench in (self.real, self.model)]
-        assert answers[0] == answers[1], ask
+    def perform(self, slot: int, request: Any) -> None:
+        answers = [normal(bench.lanes[slot % SLOTS].work.perform(request)) for bench in (self.real, self.model)]
+        assert answers[0] == answers[1], request
 
     def join(self, slot: int, kind: int, old: int, _: int) -> None:
         id_ = f"m{len(self.ids)}"
@@ -128,22 +133,24 @@ class Comparison:
         member = Member(id_, f"name{slot}", TTL, "instant" if key is not None else "strict", key)
         self.ids.append(id_)
         self.slots[id_] = slot % SLOTS
-        self.perform(slot, asks.Join(member, self.real.identity, replaces))
+        self.perform(slot, messages.Join(member, self.real.identity, replaces))
 
     def renew(self, who: int, alone: int, *_: int) -> None:
         id_ = self.member(who)
-        self.perform(self.slots.get(id_, 0), asks.Renew(id_, self.roles(alone)))
+        self.perform(self.slots.get(id_, 0), messages.Renew(id_, self.roles(alone)))
 
-    def resume(self, who: int, slot: int, *_: int) -> None:
+    def resume(self, who: int, slot: int, key: int, late: int) -> None:
         id_ = self.member(who)
         row = self.model.database.tables.members.get(id_)
-        self.perform(slot, asks.Resume(Member(id_, "name", TTL, "instant", row.key if row else 99), self.real.identity))
+        member = Member(id_, "name", TTL, "instant", 99 + key if key % 3 else row.key if row else None)
+        epoch = (row.epoch if row else 0) + (late != 0)
+        self.perform(slot, messages.Resume(member, self.real.identity, epoch))
 
     def silence(self, by: int, who: int, stale: int, _: int) -> None:
         id_ = self.member(who)
         row = self.model.database.tables.members.get(id_)
         count = (row.renewals if row else 0) - stale % 2
-        self.perform(by, asks.End(self.member(by), (Verdict(id_, "silence", "system:1", renewals=count),)))
+        self.perform(by, messages.End(self.member(by), (Verdict(id_, "silence", "system:1", renewals=count),)))
 
     def death(self, by: int, who: int, stale: int, _: int) -> None:
         id_ = self.member(who)
@@ -152,43 +159,54 @@ class Comparison:
         verdict = Verdict(
             id_, "death", "system:1", epoch=epoch - (stale == 1), server_start="old" if stale == 2 else start
         )
-        self.perform(by, asks.End(self.member(by), (verdict,)))
+        self.perform(by, messages.End(self.member(by), (verdict,)))
 
     def stand(self, who: int, roles: int, withdrawn: int, _: int) -> None:
-        self.perform(0, asks.Stand(self.member(who), self.roles(roles), self.roles(withdrawn) if withdrawn > 8 else ()))
+        self.perform(
+            0, messages.Stand(self.member(who), self.roles(roles), self.roles(withdrawn) if withdrawn > 8 else ())
+        )
 
     def acquire(self, who: int, roles: int, floor: int, special: int) -> None:
         unreserved = self.roles(roles) if special == 0 else ()
-        ask = asks.Acquire(self.member(who), "name", self.roles(roles), floor, unreserved, patient=special == 1)
-        self.perform(0, ask)
+        request = messages.Acquire(self.member(who), "name", self.roles(roles), floor, unreserved, patient=special == 1)
+        self.perform(0, request)
 
     def vacate(self, role: int, heir: int, wrong: int, _: int) -> None:
         name = ROLES[role % 3]
         row = self.row(name)
-        ask = asks.Vacate(
+        request = messages.Vacate(
             row.holder or "nobody", name, row.token + (wrong == 0), self.member(heir) if heir % 2 else None
         )
-        self.perform(0, ask)
+        self.perform(0, request)
 
     def confirm(self, right: int, *_: int) -> None:
         present = self.model.database.tables.confirmed
-        self.perform(0, asks.Confirm(present.incarnation if right else "elsewhere:1", self.real.identity))
+        old = present if right else replace(present, incarnation="elsewhere:1")
+        self.perform(0, messages.Confirm(old, self.real.identity))
+
+    def limit(self, seconds: int, *_: int) -> None:
+        for bench in (self.real, self.model):
+            bench.database.limit_ttl(10.0 + 10 * seconds)
+
+    def ripen(self, stale: int, *_: int) -> None:
+        present = self.model.database.tables.confirmed
+        self.perform(0, messages.Ripen(replace(present, limits=present.limits - (stale == 0))))
 
     def leaders(self, roles: int, *_: int) -> None:
-        self.perform(0, asks.Leaders(self.roles(roles)))
+        self.perform(0, messages.Leaders(self.roles(roles)))
 
     def tidy(self, *_: int) -> None:
-        self.perform(0, asks.Tidy())
+        self.perform(0, messages.Tidy())
 
     def leave(self, who: int, *_: int) -> None:
         id_ = self.member(who)
-        self.perform(self.slots.get(id_, 0), asks.Leave(id_))
+        self.perform(self.slots.get(id_, 0), messages.Leave(id_))
 
     def look(self, who: int, slot: int, *_: int) -> None:
-        ask, looks = asks.Look(self.member(who), None, 0.0), []
+        request, looks = messages.Look(self.member(who), None, 0.0), []
         for bench in (self.real, self.model):
             watch = bench.lanes[slot % SLOTS].watch
-            looks.append(normal(bench.database.finish_look(watch, ask, bench.database.begin_look(watch, ask))))
+            looks.append(normal(bench.database.finish_look(watch, request, bench.database.begin_look(watch, request))))
         assert looks[0] == looks[1]
 
     def fence(self, role: int, wrong: int, who: int, _: int) -> None:
@@ -208,14 +226,20 @@ class Comparison:
     def restart(self, *_: int) -> None:
         for bench in (self.real, self.model):
             bench.locks.clear()
-            bench.identity = Server(bench.identity.start + "+", bench.identity.incarnation, bench.identity.timeline)
+            bench.identity = replace(bench.identity, start=bench.identity.start + "+")
 
     def promote(self, system: int, *_: int) -> None:
         self.restart()
         for bench in (self.real, self.model):
+            bench.connect()
             timeline = bench.identity.timeline + 1
             name = "other" if system == 0 else bench.identity.incarnation.split(":")[0]
-            bench.identity = Server(bench.identity.start, f"{name}:{timeline}", timeline)
+            bench.identity = replace(bench.identity, incarnation=f"{name}:{timeline}", timeline=timeline)
+
+    def restore(self, *_: int) -> None:
+        for bench in (self.real, self.model):
+            bench.identity = replace(bench.identity, place=bench.identity.place + "+")
+            bench.connect()
 
 
 class PlantedDatabase(ModelDatabase):
@@ -246,22 +270,25 @@ def dump_sql(database: SqlDatabase) -> Any:
         return sorted(database.sqlite.execute(text).fetchall(), key=repr)
 
     return [
-        rows("select id, renewals, sentinel_epoch, server_start, incarnation, end_reason from tenure_members"),
+        rows(
+            "select id, renewals, sentinel_epoch, server_start, incarnation || ' ' || place, end_reason "
+            "from tenure_members"
+        ),
         rows("select name, token, holder, reserved_for, request_token, request_to from tenure_roles"),
         rows("select role, member_id from tenure_candidates"),
         rows("select role, token, member_id, resigned_at is not null from tenure_terms"),
-        rows("select incarnation, base, max_ttl_ms from tenure_namespaces"),
+        rows("select incarnation || ' ' || place, base, max_ttl_ms, ripe_ttl_ms, limits from tenure_namespaces"),
     ]
 
 
 def dump_model(database: ModelDatabase) -> Any:
-    tables = database.tables
+    tables, row = database.tables, database.tables.confirmed
     found = [
-        [(i, m.renewals, m.epoch, m.server_start, m.incarnation, m.end_reason) for i, m in tables.members.items()],
+        [(i, m.renewals, m.epoch, m.server_start, m.line, m.end_reason) for i, m in tables.members.items()],
         [(n, r.token, r.holder, r.reserved_for, r.request_token, r.request_to) for n, r in tables.roles.items()],
         list(tables.candidates),
         [(role, token, t.member_id, int(t.resigned)) for (role, token), t in tables.terms.items()],
-        [(tables.confirmed.incarnation, tables.confirmed.base, round(tables.confirmed.max_ttl * 1000))],
+        [(row.line, row.base, round(row.max_ttl * 1000), round(row.ripe_ttl * 1000), row.limits)],
     ]
     return [sorted(table, key=repr) for table in found]
 

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from tenure import protocol, store
-from tests.simulation.core import Violation
-from tests.simulation.oracles import Oracles
-from tests.simulation.runner import Outcome, run
-from tests.simulation.scenarios import ALL, BOUNDS, CHAOS, STORIES
-from tests.simulation.simulation import Simulation
+from tenure.core import protocol
+from tenure.store import control as store
+from tests.verification.simulation.core import Violation
+from tests.verification.simulation.oracles import Oracles
+from tests.verification.simulation.runner import Outcome, run
+from tests.verification.simulation.scenarios import ALL, BOUNDS, CHAOS, STORIES
+from tests.verification.simulation.simulation import Simulation
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 def check(outcome: Outcome) -> Outcome:
@@ -114,7 +115,7 @@ def test_the_oracle_sees_two_leaders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_command_line_runs_seeds_and_replays_one() -> None:
     def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "tests.simulation", *arguments]
+        command = [sys.executable, "-m", "tests.verification.simulation", *arguments]
         return subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
 
     many = simulate("--seeds", str(2 * len(ALL)), "--processes", "1")

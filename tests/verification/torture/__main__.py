@@ -1,4 +1,4 @@
-"""``python -m tests.faults``: break a real cluster by a plan, and check what it did. `make torture` runs it."""
+"""``make torture``: break a real cluster by a plan, and check what it did."""
 
 from __future__ import annotations
 
@@ -8,26 +8,30 @@ import random
 import shutil
 from pathlib import Path
 
-from tests.arguments import at_least, run
-from tests.faults import promotion
-from tests.faults.arena import ARENAS
-from tests.faults.catalogue import CATALOGUES
-from tests.faults.report import SHOWN, report, verdict
-from tests.faults.timeline import timeline
-from tests.faults.torture import Torture
+from tenure.core import timing
+from tests.support.arguments import at_least, run
+from tests.verification.torture.arena import ARENAS
+from tests.verification.torture.catalogue import CATALOGUES
+from tests.verification.torture.report import SHOWN, report, verdict
+from tests.verification.torture.scenarios import SCENARIOS
+from tests.verification.torture.timeline import timeline
+from tests.verification.torture.torture import Torture
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.verification.torture", description=__doc__)
     parser.add_argument("--minutes", type=at_least(0, float), default=3, help="how long at least")
     parser.add_argument("--seed", type=int, default=None, help="the plan of an earlier run")
     parser.add_argument("--database", choices=ARENAS, default="postgres")
     parser.add_argument("--takeover", choices=["strict", "instant"], default="instant")
     parser.add_argument("--ttl", type=at_least(1, float), default=4.0)
+    parser.add_argument(
+        "--drift", type=at_least(0, float), default=timing.DRIFT, help="how fast and slow node clocks are turned"
+    )
     parser.add_argument("--only", nargs="+", default=[], help="these nemeses and no others")
     parser.add_argument("--out", type=Path, default=Path("build/torture"))
     options = parser.parse_args()
-    known = [*(one.name for one in CATALOGUES[options.database]), promotion.NAME]
+    known = [*(one.name for one in CATALOGUES[options.database]), *SCENARIOS[options.database]]
     for name in options.only:
         if name not in known:
             parser.error(f"--only: there is no {name!r} on {options.database}: choose from {', '.join(known)}")
@@ -45,6 +49,7 @@ def main() -> int:
         database=options.database,
         takeover=options.takeover,
         ttl=options.ttl,
+        drift=options.drift,
         only=options.only,
     ).run()
     (out / "report.md").write_text(report(result))

@@ -2,7 +2,8 @@
 
 A *slot* is a place for a node: how it reaches the database. Whoever dies there is replaced by the next one; `n0.3` is
 the third process in slot `n0`. On PostgreSQL, as far as this machine can do it, one node sits behind a cable that can
-be cut (`far`), one behind PgBouncer (`pooled`), and the others each behind a door of their own (tests/faults/proxy.py).
+be cut (`far`), one behind PgBouncer (`pooled`), and the others each behind a door of their own
+(tests/verification/torture/proxy.py).
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from tests import network as networks
-from tests.cluster import Cluster, NodeFailed, NodeProcess
-from tests.faults import contender
-from tests.faults.proxy import Doors
-from tests.faults.victims import USER, TorturedMariaDb, TorturedPooler, TorturedPostgres
-from tests.poolers import pgbouncer_program
+from tenure.core import timing
+from tests.support import network as networks
+from tests.support.cluster import Cluster, NodeFailed, NodeProcess
+from tests.support.poolers import pgbouncer_program
+from tests.verification.torture import contender
+from tests.verification.torture.proxy import Doors
+from tests.verification.torture.victims import STRANGER, USER, TorturedMariaDb, TorturedPooler, TorturedPostgres
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,8 +49,10 @@ class Arena:
     kind = ""
     slots_wanted = 4
 
-    def __init__(self, directory: Path, *, ttl: float, takeover: str, **options: Any) -> None:
-        self.directory, self.ttl, self.takeover = directory, ttl, takeover
+    def __init__(
+        self, directory: Path, *, ttl: float, takeover: str, drift: float = timing.DRIFT, **options: Any
+    ) -> None:
+        self.directory, self.ttl, self.takeover, self.drift = directory, ttl, takeover, drift
         self.options = options
         self.slots: list[Slot] = []
         self.suffering: set[str] = set()
@@ -63,7 +67,11 @@ class Arena:
             options = {"ttl": self.ttl, "takeover": self.takeover, "start": "wait"}
             options |= {"sample_every_s": 0.002, "heartbeat_s": 0.05}
             self.cluster = Cluster(
-                url, self.directory, strictly=False, program="tests.faults.contender", **(options | self.options)
+                url,
+                self.directory,
+                strictly=False,
+                program="tests.verification.torture.contender",
+                **(options | self.options),
             )
             self._stack.callback(self._close_cluster)
             self.cluster.execute(*contender.TABLES[self.database])
@@ -224,6 +232,7 @@ class PostgresArena(ServerArena):
             self.network = stack.enter_context(networks.Network())
         place = {"listen": self.network.server_address, "netns": self.network.server} if self.network else {}
         settings = {"max_connections": 100, "min_wal_size": "32MB", "max_wal_size": "48MB"}
+        settings["max_prepared_transactions"] = 8
         self.server = TorturedPostgres(fsync=False, settings=settings, **place)
         stack.callback(self.server.close)
         self.server.start()
@@ -233,7 +242,7 @@ class PostgresArena(ServerArena):
             self.missing["a disk of its own"] = "mounting one needs root"
         self.dbname = "torture"
         self.server.create_database(self.dbname)
-        self.server.execute(f"create role {USER} login")
+        self.server.execute(f"create role {USER} login; create role {STRANGER} login")
         self.server.execute(f"alter database {self.dbname} owner to {USER}")
         self.server.execute(f"grant all on schema public to {USER}", dbname=self.dbname)
         doors = self.doors = stack.enter_context(Doors(self.network.server if self.network else None))

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from tests.faults.nemeses import PROCESSES, WIRES, Nemesis
-from tests.faults.other_nemeses import (
+from tests.verification.torture.neighbour_nemeses import (
+    LogSettings,
+    MariaDbTwoPhase,
+    NotifyFlood,
+    SquatterKill,
+    SquatterRestart,
+    TwoPhase,
+)
+from tests.verification.torture.nemeses import PROCESSES, WIRES, Nemesis
+from tests.verification.torture.other_nemeses import (
     FileLocked,
+    FileReplaced,
     MariaDbConnectionLimit,
     MariaDbKill,
     MariaDbMigrationLock,
@@ -14,7 +23,7 @@ from tests.faults.other_nemeses import (
     WriterKilled,
     WriterStopped,
 )
-from tests.faults.server_nemeses import (
+from tests.verification.torture.server_nemeses import (
     CableCut,
     CableOneWay,
     ClockBack,
@@ -38,13 +47,13 @@ CATALOGUES: dict[str, tuple[type[Nemesis], ...]] = {
     "postgres": (
         *PROCESSES, *WIRES, CableCut, CableOneWay, RestartFast, RestartImmediate, Outage, KillBackend, KillPostmaster,
         Terminate, ConnectionLimit, IdleSessionTimeout, DiskFull, PoolerRestart, MigrationLock, Privileges,
-        ClockForward, ClockBack, ClockFast,
+        ClockForward, ClockBack, ClockFast, NotifyFlood, SquatterKill, SquatterRestart, LogSettings, TwoPhase,
     ),
     "mariadb": (
         *PROCESSES, *WIRES, RestartFast, MariaDbKill, Outage, MariaDbTerminate, MariaDbConnectionLimit, WaitTimeout,
-        MariaDbMigrationLock, MariaDbPrivileges, ClockForward, ClockBack, ClockFast,
+        MariaDbMigrationLock, MariaDbPrivileges, ClockForward, ClockBack, ClockFast, MariaDbTwoPhase,
     ),
-    "sqlite": (*PROCESSES, WriterStopped, WriterKilled, FileLocked),
+    "sqlite": (*PROCESSES, WriterStopped, WriterKilled, FileLocked, FileReplaced),
 }  # fmt: skip
 
 

@@ -1,7 +1,13 @@
-"""The program of one process under torture: a node as in tests/node_process.py, with work to do and more to suffer.
+"""The program of one process under torture: a node as in tests/support/node_process.py, with work to do and more to
+suffer.
 
-    starve KIND S   hold the GIL for about S seconds, by a regular expression or by big integers
-    fork S          fork a child that lives on for S seconds and does nothing
+    starve KIND S    hold the GIL for about S seconds, by a regular expression or by big integers
+    fork S           fork a child that lives on for S seconds and does nothing
+    clock RATE       let Tenure's clock run at this rate from now on
+    wall SECONDS     step the wall clock of this process, as Python's `time` tells it, to so far from the true one
+    prepare GID URL  write fenced in a two-phase transaction, on a connection to URL, and leave it prepared
+
+How often its node has asked the database is recorded twice a second.
 
 Its work, all of it recorded:
 
@@ -30,9 +36,14 @@ from collections.abc import Callable
 from typing import Any
 
 import tenure
-from tests import desk, facades, history
-from tests.node_process import Program, die_with_parent
+from tenure.core.protocol import NodeProtocol
+from tests.support import async_as_sync as facades
+from tests.support import history
+from tests.support import store_by_hand as desk
+from tests.support.node_process import Program, die_with_parent
+from tests.verification.torture import turned_clock
 
+COUNT_EVERY_S = 0.5
 LEASE_S = 2.0
 THINK_S = 0.8
 EPOCH_S = 60
@@ -70,6 +81,12 @@ TABLES = {  # of the workloads
 }
 
 
+TWO_PHASE = {  # around what is prepared
+    "postgresql": ((), ("prepare transaction '{}'",)),
+    "mysql": (("xa start '{}'",), ("xa end '{}'", "xa prepare '{}'")),
+}
+
+
 class Client:
     """A connection of the application's, opened when it is needed and again after each error."""
 
@@ -77,11 +94,13 @@ class Client:
         self.url = os.environ["TENURE_URL"]
         self.database = self.url.partition(":")[0]
         self._connection: Any = None
+        self._inode = 0
 
     def __call__(self, sql: str, *parameters: Any) -> Any:
         """Run a statement that commits by itself, and return the cursor."""
         sql = sql.replace("{now}", NOW[self.database])
         try:
+            self._follow_file()
             if self._connection is None:
                 arguments: dict[str, Any] = {"isolation_level": None, "timeout": 5, "check_same_thread": False}
                 if self.database != "sqlite":
@@ -97,6 +116,15 @@ class Client:
                     connection.close()
             raise
 
+    def _follow_file(self) -> None:
+        """Open SQLite's file anew where somebody has replaced it: what is read in the old one is of no use."""
+        if self.database == "sqlite":
+            inode = os.stat(self.url.partition(":///")[2]).st_ino  # noqa: PTH116
+            if self._connection is not None and inode != self._inode:
+                self._connection.close()
+                self._connection = None
+            self._inode = inode
+
     def insert_once(self, what: str, *parameters: Any) -> None:
         """Insert a row that may be there."""
         table, _, values = what.partition(" values ")
@@ -105,10 +133,12 @@ class Client:
 
 
 class Contender(Program):
-    commands = (*Program.commands, "starve", "fork")
+    commands = (*Program.commands, "starve", "fork", "clock", "wall", "prepare")
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
+        self.turned = turned_clock.install()
+        self.asked = Asked()
         self.elements = (f"{self.name}.{number}" for number in itertools.count(1))
         mark = "?" if self.insert.count("?") else "%s"
         self.insert = f"insert into ledger (role, token, node, element) values ({mark}, {mark}, {mark}, {mark})"
@@ -118,6 +148,7 @@ class Contender(Program):
         reply = super().start(at_ns)
         assert self.election is not None
         self.writing.set()
+        threading.Thread(target=self.count, daemon=True).start()
         for work in (self.tick, self.naive, self.dated, self.fenced):
             threading.Thread(target=self.keep, args=(work, Client(), self.election), daemon=True).start()
         return reply
@@ -145,7 +176,31 @@ class Contender(Program):
             os._exit(0)
         return {"child": pid}
 
+    def clock(self, rate: str) -> None:
+        self.turned.turn(float(rate))
+
+    def wall(self, seconds: str) -> None:
+        turned_clock.step_wall_clock(float(seconds))
+
+    def prepare(self, gid: str, url: str) -> dict[str, Any]:
+        """The element of the ledger is the name of the transaction."""
+        before, after = TWO_PHASE[url.partition(":")[0]]
+        term = self.last_term()
+        with desk.connected(url) as connection:
+            for sql in before:
+                connection.execute(sql.format(gid))
+            term.fence(connection)
+            connection.execute(self.insert, (self.role, term.token, self.name, gid))
+            for sql in after:
+                connection.execute(sql.format(gid))
+        return {"token": term.token}
+
     # -- what it does --
+
+    def count(self) -> None:
+        while True:
+            self.recorder.note("asks", count=self.asked.count)
+            time.sleep(COUNT_EVERY_S)
 
     def keep(self, work: Callable[[Client, tenure.Election], None], client: Client, election: tenure.Election) -> None:
         """Do some work again and again, whatever happens."""
@@ -228,6 +283,22 @@ class Contender(Program):
 
     def set_name(self, kind: str) -> str:
         return f"{kind}-{history.now_ns() // (EPOCH_S * 10**9)}"
+
+
+class Asked:
+    """Counts what the nodes of this process ask of the database, by what their protocol hears of it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        for name in ("answer", "fail", "answer_watch", "fail_watch"):
+            setattr(NodeProtocol, name, self._counting(getattr(NodeProtocol, name)))
+
+    def _counting(self, hear: Callable[..., None]) -> Callable[..., None]:
+        def heard(*arguments: Any, **more: Any) -> None:
+            self.count += 1  # under the engine's lock
+            hear(*arguments, **more)
+
+        return heard
 
 
 def _regex(size: int) -> None:

@@ -7,13 +7,17 @@ what that one may last is part of the bound.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from tests.cluster import NodeFailed
-from tests.faults.arena import Arena, Slot
+from tests.support.cluster import NodeFailed
+from tests.support.history import now_ns
+from tests.verification.torture.arena import Arena, Slot
+from tests.verification.torture.checkers import Cut
 
 Aim = Literal["leader", "anyone"]
 
@@ -74,18 +78,36 @@ class Nemesis:
     name: ClassVar[str]
     what: ClassVar[str]
     field: ClassVar[str]
+    beside: ClassVar[tuple[str, ...]] = ()
+    """Where else it strikes."""
     lasts: ClassVar[tuple[float, float]] = (0.2, 0.8)
     """How long, in TTLs: from and to."""
     aims: ClassVar[tuple[Aim, ...]] = ("leader", "leader", "anyone")
-    cuts: ClassVar[bool] = False
-    """Whether it may cut the server's end of a living leader's connection: the named case of instant mode."""
     needs: ClassVar[str | None] = None
+
+    @classmethod
+    def goes_with(cls, other: type[Nemesis]) -> bool:
+        """Whether both may strike in one step."""
+        mine, others = ({one.field, *one.beside} for one in (cls, other))
+        return (mine & others) <= {"process"}
 
     def __init__(self, arena: Any, planned: Planned) -> None:
         self.arena, self.planned = arena, planned
         self.chance = random.Random(planned.seed)
         self.bounds = Bounds(arena.ttl, arena.takeover)
         self.target = ""
+        self.had_effect = True
+        """Whether it did what it is for: another nemesis of the step may have prevented that. Then it is owed still."""
+        self.cuts: list[Cut] = []
+        """Whose connections it cut at the server's end: the named case of instant mode, for these members only."""
+
+    def has_cut(self, nodes: Iterable[str], since: int) -> None:
+        """Write down that the connections of these nodes were cut between `since` (ns) and now.
+
+        Behind a pooler there is no sentinel, so a cut there permits nothing.
+        """
+        sentinels = {slot.node.name for slot in self.arena.slots if slot.node and not slot.lease_alone}
+        self.cuts += [Cut(node, since, now_ns()) for node in nodes if node in sentinels]
 
     def prepare(self) -> None:
         """Whatever is no part of the fault: have the right node lead, say."""
@@ -251,6 +273,42 @@ class StarveByIntegers(Starve):
     name, what, kind = "starve-integers", "a multiplication of big integers holds the GIL", "integers"
 
 
+class ClockOfNode(OnProcess):
+    """Only Tenure's clock in that process: the history is stamped by the true one."""
+
+    lasts = (0.7, 1.5)
+    direction: ClassVar[int]
+
+    def begin(self) -> None:
+        self.choose()
+        self.node.ask(f"clock {1 + self.direction * self.arena.drift}", 10)
+
+    def end(self) -> None:
+        self.node.ask("clock 1", 10)
+        super().end()
+
+
+class ClockOfNodeFast(ClockOfNode):
+    name, what, direction = "node-clock-fast", "a node's clock runs fast by 5 %", +1
+
+
+class ClockOfNodeSlow(ClockOfNode):
+    name, what, direction = "node-clock-slow", "a node's clock runs slow by 5 %", -1
+
+
+class ClockOfNodeStepped(OnProcess):
+    name, what = "node-clock-stepped", "the wall clock of a node's process is stepped by an hour, and back"
+    lasts = (0.7, 1.5)
+
+    def begin(self) -> None:
+        self.choose()
+        self.node.ask(f"wall {self.chance.choice([-3600, 3600])}", 10)
+
+    def end(self) -> None:
+        self.node.ask("wall 0", 10)
+        super().end()
+
+
 # --- the wire -----------------------------------------------------------------------------------------------
 
 
@@ -307,6 +365,27 @@ class WireHeld(OnWire):
     lasts = (1.2, 1.6)
 
 
+class ClocksApart(WireHeld):
+    """The worst that the permitted drift can do: the leader trusts for longest, and the others wait for shortest."""
+
+    name, what = ("node-clocks-apart", "the leader's clock runs slow, all others fast, and its network is lost")
+    aims: ClassVar[tuple[Aim, ...]] = ("leader",)
+
+    def strike(self) -> None:
+        self.turn(-self.arena.drift, self.arena.drift)
+        super().strike()
+
+    def end(self) -> None:
+        super().end()
+        self.turn(0.0, 0.0)
+
+    def turn(self, mine: float, others: float) -> None:
+        """Tell everybody, and wait for nobody: some may be stopped, and turn their clocks when they go on."""
+        for slot in self.arena.slots:
+            with contextlib.suppress(NodeFailed):  # it was killed
+                slot.node.send(f"clock {1 + (mine if slot is self.slot else others)}")
+
+
 class WireHeldUp(OnWire):
     name, what = "wire-lost-up", "nothing of the node's passes; the server's still arrives"
     fault: ClassVar[dict[str, Any]] = {"hold": ["up"]}
@@ -323,16 +402,21 @@ class WireSwallow(OnWire):
     name, what = "wire-no-replies", "the server's replies are swallowed, and the connections reset in the end"
     fault: ClassVar[dict[str, Any]] = {"swallow": ["down"]}
     lasts = (0.2, 1.5)
-    cuts = True
+
+    def end(self) -> None:
+        since = now_ns()
+        super().end()
+        self.has_cut([self.slot.node.name], since)
 
 
 class WireCut(OnWire):
     name, what = "wire-cut", "the connections of a node are closed at both ends"
     how: ClassVar[str] = "close"
-    cuts = True
 
     def strike(self) -> None:
+        since = now_ns()
         self.arena.doors.cut(self.slot.door, self.how)
+        self.has_cut([self.slot.node.name], since)
 
     def bound(self) -> float:
         return self.bounds.cut(self.slot)
@@ -351,8 +435,9 @@ class WireHalfOpen(WireCut):
 
 
 PROCESSES: tuple[type[Nemesis], ...] = (
-    Kill, ForkAndKill, Leave, PauseShort, PauseLong, PauseHolder, StarveByRegex, StarveByIntegers
+    Kill, ForkAndKill, Leave, PauseShort, PauseLong, PauseHolder, StarveByRegex, StarveByIntegers, ClockOfNodeFast,
+    ClockOfNodeSlow, ClockOfNodeStepped,
 )  # fmt: skip
 WIRES: tuple[type[Nemesis], ...] = (
-    WireSlow, WireLate, WireHeld, WireHeldUp, WireHeldDown, WireSwallow, WireCut, WireReset, WireHalfOpen
+    WireSlow, WireLate, WireHeld, WireHeldUp, WireHeldDown, WireSwallow, WireCut, WireReset, WireHalfOpen, ClocksApart
 )  # fmt: skip

@@ -7,10 +7,12 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
-from tests.desk import connect
-from tests.faults.server_nemeses import (
+from tests.support.history import now_ns
+from tests.support.store_by_hand import connect
+from tests.verification.torture.server_nemeses import (
     ConnectionLimit,
     MigrationLock,
     OnServer,
@@ -31,8 +33,12 @@ class MariaDbTerminate(Terminate):
     def heal(self) -> None:
         numbers = self.arena.server.connections(self.arena.dbname)
         if numbers:
+            since, number = now_ns(), self.chance.choice(numbers)
+            controlled = f"select name from tenure_members where control_pid = {number} and ended_at is null"
             with contextlib.suppress(OSError):
-                self.arena.server.execute(f"kill {self.chance.choice(numbers)}")
+                names = [name for (name,) in self.arena.execute(controlled)]
+                self.arena.server.execute(f"kill {number}")
+                self.has_cut(names, since)
 
 
 class MariaDbConnectionLimit(ConnectionLimit):
@@ -127,3 +133,31 @@ class FileLocked(OnServer):
 
     def heal(self) -> None:
         self.connection.close()
+
+
+class FileReplaced(OnServer):
+    name, what = "file-replaced", "the file is replaced by a copy of itself"
+    lasts = (0.05, 0.2)
+
+    def strike(self) -> None:
+        """Copy and replace while nobody can write, so that no token and no write is lost by the copy itself."""
+        path = Path(self.arena.cluster.url.partition(":///")[2])
+        copy = path.with_name("copy.db")
+        with contextlib.closing(sqlite3.connect(path, timeout=2, isolation_level=None)) as one:
+            try:
+                one.execute("begin immediate")
+            except sqlite3.OperationalError:
+                return  # a node is stopped inside a write transaction, by another nemesis of the step
+            with (
+                contextlib.closing(sqlite3.connect(path)) as reader,
+                contextlib.closing(sqlite3.connect(copy)) as other,
+            ):
+                reader.backup(other)
+            for suffix in ("-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+            copy.rename(path)
+            one.rollback()
+
+    def bound(self) -> float:
+        """A process that another nemesis has stopped keeps those on the new file waiting until its trust has ended."""
+        return self.bounds.gone(self.arena.ttl)

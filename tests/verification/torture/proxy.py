@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with no time to linger: closing the socket sends a RST."""
 
@@ -164,7 +164,7 @@ class Doors:
         command = ["ip", "netns", "exec", netns] if netns is not None else []
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
-            [*command, sys.executable, "-m", "tests.faults.proxy"],
+            [*command, sys.executable, "-m", "tests.verification.torture.proxy"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True, text=True,
         )  # fmt: skip
 

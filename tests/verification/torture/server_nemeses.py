@@ -9,7 +9,8 @@ import threading
 import time
 from typing import Any, ClassVar, Literal
 
-from tests.faults.nemeses import Nemesis, have_lead
+from tests.support.history import now_ns
+from tests.verification.torture.nemeses import Nemesis, have_lead
 
 HOUR_S = 3600
 
@@ -89,36 +90,39 @@ class KillPostmaster(RestartFast):
 class KillBackend(OnServer):
     name, what = "kill-backend", "kill -9 of one backend: the server throws out everybody and recovers"
     lasts = (0.3, 0.5)
-    cuts = True  # the postmaster lives on, so this is no restart: every connection is cut, and every sentinel freed
 
     def strike(self) -> None:
+        self.since, self.everybody = now_ns(), [slot.node.name for slot in self.arena.slots]
         pids = self.arena.execute("select pid from pg_stat_activity where application_name like 'tenure %'")
         os.kill(self.chance.choice(sorted(pids))[0], signal.SIGKILL)
 
     def heal(self) -> None:
+        # The postmaster lives on, so this is no restart: every connection is cut, and every sentinel freed.
+        self.has_cut(self.everybody, self.since)
         self.arena.revive()
 
 
 class Terminate(OnServer):
     name, what = "terminate", "pg_terminate_backend of the leader's or any node's connections, twice"
-    cuts = True
 
     def strike(self) -> None:
         leader = self.arena.leader()
-        name = leader.node.name if leader is not None and self.planned.aim == "leader" else ""
-        pids = self.arena.execute(
-            "select pid from pg_stat_activity where pid <> pg_backend_pid() and application_name like"
-            f" 'tenure control %/{name}%'"
-        )
-        self.end_one(pids)
-        self.target = name
+        self.target = leader.node.name if leader is not None and self.planned.aim == "leader" else ""
+        self.end_one(f"tenure control %/{self.target}%")
 
     def heal(self) -> None:
-        self.end_one(self.arena.execute("select pid from pg_stat_activity where application_name like 'tenure %'"))
+        self.end_one("tenure %")
 
-    def end_one(self, pids: list[tuple[Any, ...]]) -> None:
-        if pids:
-            self.arena.execute(f"select pg_terminate_backend({self.chance.choice(sorted(pids))[0]})")
+    def end_one(self, application: str) -> None:
+        connections = self.arena.execute(
+            f"select pid, application_name from pg_stat_activity where application_name like '{application}'"
+        )
+        if connections:
+            since = now_ns()
+            pid, whose = self.chance.choice(sorted(connections))
+            self.arena.execute(f"select pg_terminate_backend({pid})")
+            if whose.startswith("tenure control "):  # the others hold no sentinel
+                self.has_cut([whose.rpartition("/")[2]], since)
 
     def bound(self) -> float:
         return 2 * self.bounds.look if self.arena.takeover == "instant" else 0.0
@@ -161,10 +165,11 @@ class IdleSessionTimeout(OnServer):
 class DiskFull(OnServer):
     name, what = "disk-full", "the server's disk is full"
     lasts = (0.5, 1.5)
-    cuts = True  # as above, if a backend panics
     needs = "a disk of its own"
 
     def strike(self) -> None:
+        self.since, self.everybody = now_ns(), [slot.node.name for slot in self.arena.slots]
+        self.log_mark = self.arena.log_mark()
         self.balloon = self.arena.server.data / "balloon"
         with contextlib.suppress(OSError), self.balloon.open("wb", buffering=0) as file:
             while file.write(b"\0" * 65536):
@@ -173,6 +178,8 @@ class DiskFull(OnServer):
     def heal(self) -> None:
         self.balloon.unlink()
         time.sleep(0.3)
+        if any("terminating any other active server processes" in line for line in self.arena.log_lines(self.log_mark)):
+            self.has_cut(self.everybody, self.since)  # a backend panicked: as if one had been killed
         self.arena.revive()
 
 

@@ -12,16 +12,18 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import ROOT
-from tests.faults import checkers, promotion
-from tests.faults.arena import ARENAS
-from tests.faults.catalogue import CATALOGUES, catalogue
-from tests.faults.checkers import Fired, Harm, Struck
-from tests.faults.nemeses import Bounds, Nemesis
-from tests.faults.plan import plan
-from tests.faults.proxy import Doors
-from tests.faults.timeline import timeline
-from tests.history import History, ledger_regressions, stale_writes, token_regressions
+from tests.support.cluster import ROOT
+from tests.support.history import History, ledger_regressions, stale_writes, token_regressions
+from tests.verification.torture import checkers, scenarios
+from tests.verification.torture.arena import ARENAS
+from tests.verification.torture.catalogue import CATALOGUES, catalogue
+from tests.verification.torture.checkers import Cut, Fired, Harm, Struck
+from tests.verification.torture.nemeses import Bounds, Nemesis
+from tests.verification.torture.plan import plan
+from tests.verification.torture.proxy import Doors
+from tests.verification.torture.scenarios import SCENARIOS
+from tests.verification.torture.timeline import timeline
+from tests.verification.torture.turned_clock import TurnedClock
 
 MS, S = 10**6, 10**9
 
@@ -45,7 +47,7 @@ def add(workload: str, element: str, name: str = "s") -> dict[str, Any]:
     return {**line, "at_before": 0, "at": 0}
 
 
-def struck(since: int, settled: int, *names: str, cuts: bool = False, bound_s: float = 1.0) -> Struck:
+def struck(since: int, settled: int, *names: str, cuts: tuple[Cut, ...] = (), bound_s: float = 1.0) -> Struck:
     fired = [Fired(name, "a", since, since + S, bound_s, cuts) for name in names]
     return Struck(1, since, fired, since + S, settled)
 
@@ -56,20 +58,27 @@ TWO_LEADERS = History([*reads("a", 1, 0, 3 * S), *reads("b", 2, 2 * S, 5 * S)])
 
 
 @pytest.mark.parametrize(
-    ("takeover", "cuts", "broken"),
-    [("strict", True, True), ("strict", False, True), ("instant", False, True), ("instant", True, False)],
+    ("takeover", "cuts", "ttl", "broken"),
+    [
+        pytest.param("instant", (Cut("a", 1 * S, 2 * S),), 4, False, id="the older holder was cut before"),
+        pytest.param("strict", (Cut("a", 1 * S, 2 * S),), 4, True, id="strict mode has no such case"),
+        pytest.param("instant", (), 4, True, id="nobody was cut"),
+        pytest.param("instant", (Cut("b", 1 * S, 2 * S),), 4, True, id="the successor was cut"),
+        pytest.param("instant", (Cut("c", 1 * S, 2 * S),), 4, True, id="somebody else was cut"),
+        pytest.param("instant", (Cut("a", 5 * S // 2, 3 * S),), 4, True, id="cut after the overlap began"),
+        pytest.param("instant", (Cut("a", 1 * S, 2 * S),), 1, True, id="trust was over by then"),
+    ],
 )
-def test_overlap_is_found_and_only_the_named_case_of_instant_mode_permits_it(takeover, cuts, broken):
+def test_overlap_is_permitted_in_instant_mode_and_only_to_the_member_that_was_cut(takeover, cuts, ttl, broken):
     steps = [struck(1 * S, 4 * S, "x", cuts=cuts)]
-    found, permitted = checkers.judged_overlaps(TWO_LEADERS, steps, takeover=takeover, ttl=4)
+    found, permitted = checkers.judged_overlaps(TWO_LEADERS, steps, takeover=takeover, ttl=ttl)
     assert bool(found) == broken
     assert [round(width / 10) for width, _ in permitted] == ([] if broken else [99])
 
 
-def test_overlap_outside_of_all_steps_or_longer_than_the_ttl_is_no_named_case():
-    for steps, ttl in (([], 4.0), ([struck(1 * S, 4 * S, "x", cuts=True)], 0.5)):
-        found, _ = checkers.judged_overlaps(TWO_LEADERS, steps, takeover="instant", ttl=ttl)
-        assert found
+def test_overlap_outside_of_all_steps_is_no_named_case():
+    found, _ = checkers.judged_overlaps(TWO_LEADERS, [], takeover="instant", ttl=4)
+    assert found
 
 
 def test_one_leader_after_the_other_is_no_overlap():
@@ -110,6 +119,7 @@ def test_lost_update_of_the_fence_is_found_and_so_is_a_naive_lease_that_loses_no
         checkers.set_results(history, [("s", " a.1 a.2"), ("n", " a.3 a.4")])
     )[0]  # fmt: skip
     assert len(checkers.lost_updates({})) == 2
+    assert len(checkers.lost_updates({}, must_lose=False)) == 1
 
 
 def test_unfenced_writes_that_came_late_are_counted():
@@ -156,12 +166,35 @@ def test_nemesis_that_fired_too_seldom_is_found():
     assert checkers.seldom_fired([struck(0, S, "kill")], ["kill"], 2)
 
 
+def test_nemesis_that_struck_in_company_only_is_found():
+    steps = [struck(0, S, "kill"), struck(0, S, "kill", "outage"), struck(0, S)]
+    assert checkers.never_alone(steps, ["kill", "outage"]) == ["outage"]
+
+
 def test_nemesis_that_was_left_out_is_a_failure_in_ci(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     assert checkers.left_out({"a pooler": "install pgbouncer"}) == []
     monkeypatch.setenv("CI", "true")
     assert checkers.left_out({"a pooler": "install pgbouncer"})
     assert checkers.left_out({}) == []
+
+
+def asks(node: str, *counts: int) -> list[dict[str, Any]]:
+    """How often a node had asked, each half second."""
+    return [
+        {"kind": "asks", "node": node, "pid": 1, "count": count, "at_before": n * S // 2, "at": n * S // 2}
+        for n, count in enumerate(counts)
+    ]
+
+
+def test_node_that_asks_too_often_is_found_with_the_step_that_made_it_do_so():
+    history = History([*asks("a", 0, 1, 2, 3, 4, 5), *asks("b", 0, 1, 2, 102, 202, 302, 402, 403, 404)])
+    found = checkers.busiest(history, [struck(0, 9 * S, "notify-flood")])
+    assert found["a"][0] == 2
+    assert found["b"] == (200, "step 1 (notify-flood)")
+    (text,) = checkers.harm_done(Harm(asks_per_s=found))
+    assert text.startswith("b asked 200 times a second")
+    assert checkers.busiest(History(asks("a", 0, 1000)), []) == {}, "too short to tell"
 
 
 def test_every_kind_of_harm_is_found():
@@ -176,24 +209,66 @@ def test_every_kind_of_harm_is_found():
         assert len(checkers.harm_done(harm)) == 1
 
 
+# --- scenarios and clocks -----------------------------------------------------------------------------------
+
+
+def test_runs_that_are_lost_repeated_or_end_early_are_found():
+    assert scenarios.irregular("j", [1, 2, 3], until=3) == []
+    assert "never ran" in scenarios.irregular("j", [], until=3)[0]
+    assert "twice" in scenarios.irregular("j", [1, 2, 2, 3], until=3)[0]
+    assert "left out 1 times, first at 2" in scenarios.irregular("j", [1, 3], until=3)[0]
+    assert "ran last at 3" in scenarios.irregular("j", [1, 2, 3], until=9)[0]
+
+
+def test_outcome_later_than_its_bound_is_a_violation():
+    outcome = scenarios.Outcome("promotion", "")
+    outcome.took(1.9, 1.0)
+    assert outcome.violations == []
+    outcome.took(2.1, 1.0)
+    assert outcome.violations
+
+
+def test_turned_clock_runs_at_its_rate_and_never_steps():
+    true_s = 100.0
+    turned = TurnedClock(lambda: true_s)
+    assert turned() == 100
+    turned.turn(1.5)
+    true_s = 110.0
+    assert turned() == 115
+    turned.turn(0.5)
+    assert turned() == 115
+    true_s = 120.0
+    assert turned() == 120
+
+
 # --- plan, picture, proxy -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", CATALOGUES)
 def test_plan_is_a_function_of_the_seed_and_deals_every_nemesis_equally(kind):
     nemeses = CATALOGUES[kind]
-    steps = list(itertools.islice(plan(7, nemeses, 4.0), 200))
-    assert steps == list(itertools.islice(plan(7, nemeses, 4.0), 200))
-    assert steps != list(itertools.islice(plan(8, nemeses, 4.0), 200))
+    steps = list(itertools.islice(plan(7, nemeses, 4.0, alone_first=False), 200))
+    assert steps == list(itertools.islice(plan(7, nemeses, 4.0, alone_first=False), 200))
+    assert steps != list(itertools.islice(plan(8, nemeses, 4.0, alone_first=False), 200))
     names = [one.nemesis for step in steps for one in step.planned]
     counts = [names.count(nemesis.name) for nemesis in nemeses]
     assert max(counts) - min(counts) <= 1
     by_name: dict[str, type[Nemesis]] = {nemesis.name: nemesis for nemesis in nemeses}
     for step in steps:
-        fields = [by_name[one.nemesis].field for one in step.planned]
-        others = [field for field in fields if field != "process"]
-        assert len(others) == len(set(others))
+        struck_at = [by_name[one.nemesis] for one in step.planned]
+        fields = [field for nemesis in struck_at for field in (nemesis.field, *nemesis.beside) if field != "process"]
+        assert len(fields) == len(set(fields))
     assert {len(step.planned) for step in steps} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("kind", CATALOGUES)
+def test_plan_of_a_long_run_deals_every_nemesis_alone_before_any_company(kind):
+    nemeses = CATALOGUES[kind]
+    steps = list(itertools.islice(plan(7, nemeses, 4.0, alone_first=True), 200))
+    first, rest = steps[: len(nemeses)], steps[len(nemeses) :]
+    assert sorted(one.nemesis for step in first for one in step.planned) == sorted(one.name for one in nemeses)
+    assert {len(step.planned) for step in first} == {1}
+    assert {len(step.planned) for step in rest} == {1, 2, 3}
 
 
 def test_nemeses_have_names_of_their_own_and_what_a_machine_lacks_is_left_out():
@@ -287,4 +362,5 @@ def test_door_passes_delays_holds_and_cuts(echo):
 def test_every_nemesis_is_in_the_documents():
     page = (ROOT / "docs" / "proof.md").read_text()
     named = set(re.findall(r"[a-z]+(?:-[a-z]+)*", page.partition("## Nemeses")[2].partition("## Checkers")[0]))
-    assert {nemesis.name for nemeses in CATALOGUES.values() for nemesis in nemeses} | {promotion.NAME} <= named
+    scenarios = {name for named_so in SCENARIOS.values() for name in named_so}
+    assert {nemesis.name for nemeses in CATALOGUES.values() for nemesis in nemeses} | scenarios <= named

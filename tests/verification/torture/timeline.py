@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from tests.faults.checkers import Struck
-from tests.history import Belief, History, Line
+from tests.support.history import Belief, History, Line
+from tests.verification.torture.checkers import Struck
 
 STRIP_S = 120
 WIDTH, LEFT, LANE, BANDS = 1200, 70, 16, 36

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import itertools
+import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests import history as histories
-from tests.faults import checkers, promotion
-from tests.faults.arena import ARENAS, Arena
-from tests.faults.catalogue import catalogue
-from tests.faults.checkers import Fired, Harm, Recovery, SetResult, Struck
-from tests.faults.nemeses import Bounds, Nemesis
-from tests.faults.plan import Step, plan
-from tests.faults.promotion import Promotion, promote
-from tests.faults.watcher import Watcher
-from tests.history import History, now_ns
+from tenure.core import timing
+from tests.support import history as histories
+from tests.support.history import History, now_ns
+from tests.verification.torture import checkers, scenarios
+from tests.verification.torture.arena import ARENAS, Arena
+from tests.verification.torture.catalogue import catalogue
+from tests.verification.torture.checkers import Fired, Harm, Recovery, SetResult, Struck
+from tests.verification.torture.nemeses import Bounds, Nemesis, PauseHolder
+from tests.verification.torture.plan import Step, plan
+from tests.verification.torture.scenarios import Outcome
+from tests.verification.torture.watcher import Watcher
 
 ROLE = "scheduler"
 MINUTES_EACH = 3
 """Every nemesis fires at least once in so many minutes."""
-MINUTES_PROMOTION = 10
-"""A promotion takes servers of its own: once in a run, and once more for every so many minutes."""
+ALONE_S = 8
+"""What a step takes, about: a run in which every nemesis can have one deals the first deck one by one."""
+SCENARIO_S = 15
+"""What a scenario takes, about: a run has as many as fit into a quarter of it, in the order of the seed."""
 
 
 @dataclass(kw_only=True)
@@ -45,13 +49,14 @@ class Result:
     plans: list[str]
     nemeses: Sequence[type[Nemesis]]
     missing: dict[str, str]
+    never_alone: list[str]
     sets: dict[str, SetResult]
     recoveries: list[Recovery]
     permitted: list[tuple[float, str]]
     harm: Harm
     ticks: int
     stale_ticks: int
-    promotions: list[Promotion]
+    outcomes: list[Outcome]
     checks: dict[str, list[str]]
 
     @property
@@ -63,9 +68,18 @@ class Torture:
     """One run on one database in one mode. `run()` takes its time and returns the result."""
 
     def __init__(
-        self, directory: Path, *, minutes: float, seed: int, database: str, takeover: str, ttl: float, only: list[str]
+        self,
+        directory: Path,
+        *,
+        minutes: float,
+        seed: int,
+        database: str,
+        takeover: str,
+        ttl: float,
+        drift: float,
+        only: list[str],
     ) -> None:
-        self.directory, self.minutes, self.seed = directory, minutes, seed
+        self.directory, self.minutes, self.seed, self.drift = directory, minutes, seed, drift
         self.database, self.takeover, self.ttl, self.only = database, takeover, ttl, only
         self.least = max(1, int(minutes // MINUTES_EACH))
         self.steps: list[Struck] = []
@@ -74,14 +88,17 @@ class Torture:
 
     def run(self) -> Result:
         began = time.monotonic()
-        with ARENAS[self.database](self.directory, ttl=self.ttl, takeover=self.takeover) as arena:
+        outcomes = list(self.scenarios())
+        told = {"ttl": self.ttl, "takeover": self.takeover, "drift": self.drift}
+        with ARENAS[self.database](self.directory, **told) as arena:
             self.arena: Arena = arena
             chosen = catalogue(self.database, arena.missing)
             self.nemeses = [one for one in chosen if not self.only or one.name in self.only]
             self.version = arena.version
             self.watcher = Watcher(arena)
+            self.alone_first = self.minutes * 60 >= ALONE_S * len(self.nemeses)
             deadline, limit = began + self.minutes * 60, began + 2 * self.minutes * 60 + 120
-            for step in plan(self.seed, self.nemeses, self.ttl):
+            for step in plan(self.seed, self.nemeses, self.ttl, alone_first=self.alone_first):
                 now = time.monotonic()
                 if now > limit or (now > deadline and not self.seldom()):
                     break
@@ -94,17 +111,24 @@ class Torture:
             ticks = arena.final("select n, token from ticks where token is not null order by n")
             sets = arena.final("select name, value from sets")
             recorded = arena.cluster.history
-        promotions = list(self.promotions())
-        return self.judge(recorded, harm, ledger, ticks, sets, promotions, time.monotonic() - began)
+        return self.judge(recorded, harm, ledger, ticks, sets, outcomes, time.monotonic() - began)
 
-    def promotions(self) -> Iterator[Promotion]:
-        if self.database == "postgres" and (not self.only or promotion.NAME in self.only):
-            for number in range(1 + int(self.minutes // MINUTES_PROMOTION)):
-                self.progress(promotion.NAME, 0.0)
-                yield promote(self.directory / f"promotion-{number}", ttl=self.ttl, takeover=self.takeover)
+    def scenarios(self) -> Iterator[Outcome]:
+        names = sorted(scenarios.SCENARIOS[self.database])
+        random.Random(self.seed).shuffle(names)
+        fit = max(1, int(self.minutes * 60 / 4 / SCENARIO_S))
+        for name in names[:fit] if not self.only else [name for name in names if name in self.only]:
+            self.progress(name, self.minutes * 60)
+            told = {"ttl": self.ttl, "takeover": self.takeover}
+            yield scenarios.play(self.database, name, self.directory / name, **told)
 
     def seldom(self) -> list[str]:
-        return checkers.seldom_fired(self.steps, [one.name for one in self.nemeses], self.least)
+        """What the run still owes: how often each nemesis fires, and that it strikes alone where there is time."""
+        owed = checkers.seldom_fired(self.steps, [one.name for one in self.nemeses], self.least)
+        return owed + [f"{name} never struck alone" for name in self.never_alone() if self.alone_first]
+
+    def never_alone(self) -> list[str]:
+        return checkers.never_alone(self.steps, [one.name for one in self.nemeses])
 
     # -- a step --
 
@@ -134,8 +158,8 @@ class Torture:
                 self.problems.append(f"step {step.number}: {one.name} could not {deed}: {error!r}")
                 began.pop(one, None)
             self.arena.cluster.recorder.fault(f"{one.name} {deed}", one.target, at_before=at)
-            if deed == "end" and one in began:
-                struck.fired.append(Fired(one.name, one.target, began[one], now_ns(), one.bound(), one.cuts))
+            if deed == "end" and one in began and one.had_effect:
+                struck.fired.append(Fired(one.name, one.target, began[one], now_ns(), one.bound(), tuple(one.cuts)))
         struck.healed = now_ns()
         struck.amiss = self.arena.settle()
         struck.settled = now_ns()
@@ -162,7 +186,7 @@ class Torture:
         ledger: list[tuple],
         ticks: list[tuple],
         sets: list[tuple],
-        promotions: list[Promotion],
+        outcomes: list[Outcome],
         took_s: float,
     ) -> Result:
         bounds = Bounds(self.ttl, self.takeover)
@@ -170,22 +194,26 @@ class Torture:
         recoveries = checkers.recoveries(recorded, self.steps, bounds.in_company)
         results = checkers.set_results(recorded, sets)
         harm.xmin_bound_s += self.longest_stall_s()
-        if any(nemesis.field == "clock" for nemesis in self.nemeses):
+        harm.asks_per_s = checkers.busiest(recorded, self.steps)
+        fields = {nemesis.field for nemesis in self.nemeses}
+        if "clock" in fields:
             harm.xmin_bound_s += self.ttl  # a step may take the server's time-outs away: then the node ends its wait
+            if "wire" in fields:  # and a node that is cut off by then cannot: the others do, when they have ended it
+                harm.xmin_bound_s += timing.silence(self.ttl) + timing.SLICE_S
         checks = {
             "one leader": overlaps,
             "tokens only grow": histories.token_regressions(recorded),
             "no stale write": histories.stale_writes(recorded)
             + histories.ledger_regressions((n, token) for n, token, _ in ledger),
             "no acknowledged write is lost": checkers.lost_writes(recorded, (row[2] for row in ledger)),
-            "the set workload": checkers.lost_updates(results),
+            "the set workload": checkers.lost_updates(results, must_lose=PauseHolder in self.nemeses),
             "someone leads again": checkers.late_recoveries(recoveries),
             "no harm": checkers.harm_done(harm),
             "every nemesis fired": self.seldom() + checkers.left_out(self.arena.missing),
             "the harness itself": self.problems,
         }
-        if promotions:
-            checks["promotion of a replica"] = [text for one in promotions for text in one.violations]
+        if outcomes:
+            checks["scenarios"] = [f"{one.name}: {text}" for one in outcomes for text in one.violations]
         return Result(
             seed=self.seed,
             minutes=self.minutes,
@@ -201,13 +229,14 @@ class Torture:
             plans=self.plans,
             nemeses=self.nemeses,
             missing=self.arena.missing,
+            never_alone=self.never_alone(),
             sets=results,
             recoveries=recoveries,
             permitted=permitted,
             harm=harm,
             ticks=len(ticks),
             stale_ticks=checkers.unfenced_stale(ticks),
-            promotions=promotions,
+            outcomes=outcomes,
             checks=checks,
         )
 

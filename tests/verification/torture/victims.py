@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.mariadb import MariaDbServer
-from tests.poolers import PgBouncer
-from tests.servers import Guard, PostgresServer, ServerFailed
+from tests.support.mariadb import MariaDbServer
+from tests.support.poolers import PgBouncer
+from tests.support.servers import Guard, PostgresServer, ServerFailed
 
 USER = "app"
 """The nodes' user on PostgreSQL, who owns the database and nothing else."""
+STRANGER = "stranger"
+"""Somebody who may CONNECT, and nothing else."""
 DISK = "192m"
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 

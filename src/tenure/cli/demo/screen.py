@@ -1,140 +1,66 @@
-"""What a demo looks like: plain lines, or on a terminal the same lines above a picture of the three processes."""
+"""The demo on a terminal: its lines in colour, and below them a picture of the three processes."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal
 
-import click
+from rich import box
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
 
-from tenure.cli.replica import ROLE, Replica
+from tenure.cli.demo.replica import ROLE, Replica
+from tenure.cli.demo.scenario import PlainOutput, Tone
 from tenure.clock import now
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.live import Live
-    from rich.text import Text
-    from typing_extensions import Self
-
-Tone = Literal["plain", "good", "bad"]
 COLOURS = {"plain": "", "good": "green", "bad": "red"}
 DRAW_EVERY_S = 0.1
 BAR = 24
 
 
-class Stage:
-    """Plain lines, without any escape codes."""
-
-    def __init__(self) -> None:
-        """Begin the clock."""
-        self.began = now()
-        self.trust = 1.0
-        """How long a renewal is good for."""
-        self.replicas: Sequence[Replica] = ()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    def scene(self, text: str) -> None:
-        """Say what comes next."""
-        self.say("", text)
-
-    def event(self, at: float, who: str, what: str, tone: Tone = "plain") -> None:  # noqa: ARG002 - for colours
-        """Say what happened, when, and to whom."""
-        self.say(f"{at - self.began:6.2f} s  {who}  {what}")
-
-    def table(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Show the figures."""
-        width = max(len(claim) for claim, _ in rows)
-        self.say("", *(f"{claim.ljust(width)}  {measured}" for claim, measured in (("CLAIMED", "MEASURED"), *rows)))
-
-    def say(self, *lines: str) -> None:
-        """Print lines."""
-        for line in lines:
-            click.echo(line)
-        sys.stdout.flush()
-
-    def tick(self) -> None:
-        """Let time show; called many times a second."""
-
-
-class Screen(Stage):
-    """The same lines in colours, and below them, until the end, the three processes as they are now."""
+class Screen(PlainOutput):
+    """The same lines in colour, and below them a picture of the three processes, until the end."""
 
     def __init__(self, console: Console) -> None:
-        """Draw on a console."""
         super().__init__()
         self.console = console
-        self._live: Live | None = None
+        self.live = Live(console=console, get_renderable=self.picture, auto_refresh=False, transient=True)
+        """The picture; the caller starts and stops it."""
         self._drawn = 0.0
 
-    def __enter__(self) -> Self:
-        from rich.live import Live  # noqa: PLC0415 - only where somebody looks
-
-        self._live = Live(console=self.console, get_renderable=self.picture, auto_refresh=False, transient=True)
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._live is not None
-        self._live.stop()
-
     def tick(self) -> None:
-        """Draw the picture anew, now and then."""
-        assert self._live is not None
+        """Draw the picture again, if the last one is old enough."""
         if now() > self._drawn + DRAW_EVERY_S:
             self._drawn = now()
-            self._live.refresh()
+            self.live.refresh()
 
     def scene(self, text: str) -> None:
-        """Say what comes next."""
-        self._print("", style="")
-        self._print(text, style="bold")
+        """Print what comes next."""
+        self.say("")
+        self.console.print(Text(text, style="bold"))
 
     def event(self, at: float, who: str, what: str, tone: Tone = "plain") -> None:
-        """Say what happened, when, and to whom."""
-        from rich.text import Text  # noqa: PLC0415
-
+        """Print what happened, when, and to which process."""
         moment = (f"{at - self.began:6.2f} s  ", "dim")
         self.console.print(Text.assemble(moment, (f"{who}  ", "cyan"), (what, COLOURS[tone])))
 
     def table(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Show the figures."""
-        from rich import box  # noqa: PLC0415
-        from rich.table import Table  # noqa: PLC0415
-
+        """Print the claims, and what was measured."""
         table = Table("", "claimed", "measured", box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
         for claim, measured in rows:
             table.add_row("[green]✓[/]", claim, measured)
-        self._print("", style="")
+        self.say("")
         self.console.print(table)
 
     def say(self, *lines: str) -> None:
         """Print lines."""
         for line in lines:
-            self._print(line, style="")
-
-    def _print(self, line: str, style: str) -> None:
-        from rich.text import Text  # noqa: PLC0415
-
-        self.console.print(Text(line, style=style))
+            self.console.print(Text(line))
 
     def picture(self) -> RenderableType:
-        """Return the three processes as they are now."""
-        from rich import box  # noqa: PLC0415
-        from rich.panel import Panel  # noqa: PLC0415
-        from rich.table import Table  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
-
+        """Return a picture of the three processes as they are now."""
         table = Table("", "", "token", "lease left", "", "process", box=None, header_style="dim", padding=(0, 2, 0, 0))
         leader = "nobody"
         for replica in self.replicas:
@@ -147,7 +73,7 @@ class Screen(Stage):
                 Text(replica.name, style="cyan"),
                 Text(f"{sign} {word}".ljust(11), style=style),
                 Text(str(replica.token) if holds else "", style=style),
-                _bar(left / self.trust) if holds else Text(" " * BAR),
+                _bar(left / replica.lease) if holds else Text(" " * BAR),
                 Text(f"{left:.1f} s" if holds else "     "),
                 Text(f"pid {replica.pid}", style="dim"),
             )
@@ -163,11 +89,9 @@ def _state(replica: Replica, *, holds: bool) -> tuple[str, str, str]:
         return "‖", "frozen", "yellow"
     if holds:
         return "●", "leads", "bold green"
-    return "○", "stands by" if replica.joined else "joins", "dim"
+    return "○", "standby" if replica.joined else "joins", "dim"
 
 
 def _bar(share: float) -> Text:
-    from rich.text import Text  # noqa: PLC0415
-
     full = min(BAR, round(share * BAR))
     return Text.assemble(("━" * full, "green" if share > 0.3 else "yellow"), ("─" * (BAR - full), "dim"))

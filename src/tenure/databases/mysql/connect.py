@@ -1,11 +1,11 @@
 """Opens sessions on MariaDB and MySQL, with everything set that a node relies on.
 
-Each connection sets what it needs for itself and trusts nothing that the server may have set: isolation, time-outs, how
-strict it is.
+Each connection sets what it needs and relies on nothing that the server may have set: isolation, time-outs, how strict
+the server is.
 
-A lost network is noticed on the server's side by ``wait_timeout``: a control connection that has said nothing for as
-long as its owner trusts itself, and a little longer, is over, and the sentinel with it. On the client's side it is the
-system's keepalive. Unix sockets need neither.
+The server notices a lost network by ``wait_timeout``: it ends a control connection, and its sentinel with it,
+after a silence that is a little longer than its owner trusts itself. The client notices it by the system's keepalive.
+Unix sockets need neither.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ import socket
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from tenure import mysql, timing
-from tenure.dialects import MYSQL
-from tenure.dialing import STRAY_AT, Openings, is_here, present_password, tell_once, unforked, without_secrets
-from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable, TenureError
-from tenure.mysql import MySqlSession, cut, load, said, wire
-from tenure.session import Step
+from tenure.core import timing
+from tenure.databases import connecting
+from tenure.databases.mysql.session import MySqlSession, beside, cut, load, said, wire
+from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.settings import Password
+from tenure.store.session import Step
+from tenure.tracebacks import without_locals
 
-CONNECT_TIMEOUT_S = 5
 PATIENT_S = 30.0
-"""How long a statement may take before the session is hurried: the tables are made then."""
+"""How long a statement may take before :meth:`set_statement_timeout` is called, while the tables are created."""
 OLDEST = {"MariaDB": (10, 6), "MySQL": (8, 0)}
-"""The first to skip locked rows and to read JSON as a table."""
+"""The first releases that skip locked rows and read JSON as a table."""
 
-_LOT = "substring(uuid(), 20)"
-"""The part of its UUIDs that a server draws by lot with every start."""
+_RANDOM_PART = "substring(uuid(), 20)"
+"""The part of a server's UUIDs that it picks at random at each start."""
 _START = f"""
-(select concat(unix_timestamp() - variable_value, ' ', {_LOT})
+(select concat(unix_timestamp() - variable_value, ' ', {_RANDOM_PART})
  from /*M! information_schema.*//*!80000 performance_schema.*/global_status where variable_name = 'Uptime')
 """
 _WHO = (
@@ -42,7 +41,7 @@ _WHO = (
     "show global variables where variable_name in ('read_only', 'super_read_only', 'wsrep_on')",
 )
 
-_PARAMETERS = {
+PARAMETERS = {
     "unix_socket": str,
     "connect_timeout": float,
     "bind_address": str,
@@ -59,13 +58,13 @@ _PLACE = re.compile(r"(?:\[(?P<six>[^\]]*)\]|(?P<host>[^:\[\]]*))(?::(?P<port>[0
 
 
 def parse_url(url: str) -> dict[str, Any]:
-    """Return what the driver is told. No message quotes the URL, nor what may be a piece of a password."""
+    """Return the driver's arguments. No message quotes the URL, or what may be a part of a password."""
     rest = url.partition("://")[2]
     address, _, query = rest.partition("?")
     authority, _, database = address.partition("/")
     login, _, place = authority.rpartition("@")
     found = _PLACE.fullmatch(place)
-    if found is None or not database or "/" in database or STRAY_AT.match(rest):
+    if found is None or not database or "/" in database or connecting.STRAY_AT.match(rest):
         raise ConfigError(
             "the MariaDB URL is malformed, or names no database: expected mysql://user:password@host:port/database, "
             "special characters in user and password percent-encoded"
@@ -84,13 +83,13 @@ def parse_url(url: str) -> dict[str, Any]:
     for name, value in parse_qsl(query, keep_blank_values=True):
         if (name, value) != ("charset", "utf8mb4"):
             told[name] = _parameter(name, value)
-    if "ssl_ca" in told:  # whoever names an authority wants it asked, as with ssl={"ca": …}
+    if "ssl_ca" in told:  # naming an authority turns the checks on, as ssl={"ca": …} does
         told = {"ssl_verify_cert": True, "ssl_verify_identity": True, **told}
     return told
 
 
 def _parameter(name: str, value: str) -> Any:
-    kind = _PARAMETERS.get(name)
+    kind = PARAMETERS.get(name)
     with contextlib.suppress(ValueError):
         if kind is bool and value.lower() in ("true", "1", "false", "0"):
             return value.lower() in ("true", "1")
@@ -99,30 +98,20 @@ def _parameter(name: str, value: str) -> Any:
         if kind is str and value:
             return value
     raise ConfigError(
-        "the MariaDB URL has a parameter after the ? that Tenure does not know, or a wrong value: there are charset "
-        f"(utf8mb4), {', '.join(_PARAMETERS)}"
+        "the MariaDB URL has an unknown parameter after the ?, or a parameter with a wrong value: use only charset "
+        f"(utf8mb4), {', '.join(PARAMETERS)}"
     )
 
 
-class MySqlConnector:
+class MySqlConnector(connecting.Connector):
     """Opens connections to one URL."""
 
-    dialect = MYSQL
-
     def __init__(self, url: str, ttl: float, label: str, password: Password | None = None) -> None:
-        """Check the URL without connecting. The password stays inside and is shown nowhere."""
         load()
-        self._ttl = ttl
-        self._label = label
-        self._parameters = parse_url(url)
-        self._password = password
-        self._openings = Openings(cut)
+        super().__init__(parse_url(url), ttl, label, password, cut)
         self._context: Any = None
-        if password is not None and "password" in self._parameters:
-            raise ConfigError("the URL has a password, and password= gives another: leave one of them out")
 
     def __repr__(self) -> str:
-        """Show where it leads, without the password."""
         told = self._parameters
         at = told["unix_socket"] if "unix_socket" in told else f"{told['host']} port {told['port']}"
         return f"MariaDB at {at} database {told['database']}" + (f" as {told['user']}" if "user" in told else "")
@@ -133,14 +122,18 @@ class MySqlConnector:
         if isinstance(connection, str):
             raise StoreUnavailable(f"cannot connect to {self!r}: {connection}")
         self._keep_alive(connection)
-        mysql.beside[connection] = lambda: self.connect("interrupt", connect_timeout=1)
+        beside[connection] = lambda: self.connect("interrupt", connect_timeout=1)
         return connection
 
+    @without_locals
     def _dial(self, purpose: str, arguments: dict[str, Any]) -> Any | str:
-        """Return a connection, or why there is none: the driver's error would go along with the password inside."""
+        """Return a connection, or the reason why there is none.
+
+        An error raised here would carry the password in its context.
+        """
         pymysql = load()
-        told = {"connect_timeout": CONNECT_TIMEOUT_S, **self._parameters}
-        password = present_password(self._password) or told.pop("password", "")
+        told = {"connect_timeout": connecting.CONNECT_TIMEOUT_S, **self._parameters}
+        password = connecting.present_password(self._password) or told.pop("password", "")
         told |= {"charset": "utf8mb4", "autocommit": True, "program_name": f"tenure {purpose} {self._label}"[:255]}
         told |= arguments
         preferred = self._encryption(told)
@@ -149,19 +142,19 @@ class MySqlConnector:
             connection = pymysql.connect(**told, password=password.encode(), defer_connect=True)
             if preferred is not None:
                 connection.ssl, connection.ctx = True, preferred
-            with self.limited(connection, told["connect_timeout"]):
+            with self.time_limit(connection, told["connect_timeout"], complaint=""):
                 connection.connect()
             return connection
 
         try:
-            return unforked(connect, wire)
+            return connecting.connect_outside_fork(connect, wire)
         except (pymysql.err.Error, OSError, ValueError, StoreUnavailable) as error:
-            return without_secrets({**told, "password": password}, said(error))
+            return connecting.without_secrets({**told, "password": password}, said(error))
 
     def _encryption(self, told: dict[str, Any]) -> Any:
-        """Put what the driver is told about TLS into one context, made once: it takes longer than to connect.
+        """Replace the TLS arguments by one context, which is created once: creating it takes longer than connecting.
 
-        Return the context that it would use by itself, where it prefers TLS without being told; else None.
+        Return the context that the driver would use by itself if it prefers TLS and the URL says nothing; else None.
         """
         mine = {name: told.pop(name) for name in list(told) if name.startswith("ssl_")}
         disabled = mine.get("ssl_disabled") or "unix_socket" in told
@@ -170,12 +163,13 @@ class MySqlConnector:
                 self._context = getattr(load().connect(**mine, defer_connect=True), "ctx", None)
             except (OSError, ValueError) as error:  # ssl.SSLError is one
                 files = ", ".join(f"{name}={value}" for name, value in mine.items() if name in _FILES)
-                raise ConfigError(f"TLS cannot be used as the MariaDB URL says ({files}): {error}") from None
+                given = files or f"without {', '.join(_FILES)}"
+                raise ConfigError(f"TLS cannot be used as the MariaDB URL says ({given}): {error}") from None
         told["ssl" if mine and not disabled else "ssl_disabled"] = self._context if mine and not disabled else True
         return None if mine or disabled else self._context
 
     def _keep_alive(self, connection: Any) -> None:
-        """Have the system find out that the network is lost; and say so once if others can read what is sent."""
+        """Let the system notice a lost network; warn once if the connection is not encrypted."""
         line = wire(connection)
         if line.family == socket.AF_UNIX:
             return
@@ -189,31 +183,22 @@ class MySqlConnector:
         for name, value in options.items():
             if hasattr(socket, name):
                 line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        if not is_encrypted(connection) and not is_here(line.getpeername()[0]):
+        if not is_encrypted(connection) and not connecting.is_here(line.getpeername()[0]):
             server = f"{self._parameters['host']}:{self._parameters['port']}"
-            tell_once(server, "give the server a certificate, and the URL ssl_ca=… and ssl_verify_identity=true")
+            remedy = "give the server a certificate, and add ssl_ca=… and ssl_verify_identity=true to the URL"
+            connecting.warn_once(server, remedy)
 
     def open(self, purpose: str) -> MySqlSession:
-        """Open a session of the node's own. Until it is hurried, it has time: the tables may have to be made."""
+        """Open a session for the node. Its statements may take long at first: the tables may have to be created."""
         flags = load().constants.CLIENT
         connection = self.connect(purpose, client_flag=flags.FOUND_ROWS | flags.MULTI_STATEMENTS)
-        try:
-            with self.limited(connection, CONNECT_TIMEOUT_S):
-                return self._session(connection)
-        except TenureError:
-            connection.close()
-            raise
-        except Exception as error:  # noqa: BLE001 - raised below, without the driver's error and what hangs on it
-            complaint = said(error)
-        with contextlib.suppress(Exception):
-            connection.close()
-        raise StoreUnavailable(f"cannot use {self!r}: {complaint}")
+        return self._first_use(connection, self._session, said)
 
     def _session(self, connection: Any) -> MySqlSession:
-        session = MySqlSession(connection, 0, "", "")
+        session = MySqlSession(connection)
         who, variables = session.read(*(Step(text, {}) for text in _WHO))
         session.pid, version, session.database, session.server_start = who.rows[0]
-        session.started = session.server_start
+        session.started = session.server_start  # which makes the number unique: a server never gives one twice
         self._check(connection, session.pid, version, dict(variables.rows))
         session.read(
             Step("set session transaction isolation level read committed, read write", {}),
@@ -228,29 +213,30 @@ class MySqlConnector:
         return session
 
     def _check(self, connection: Any, pid: int, version: str, variables: dict[str, str]) -> None:
-        """Refuse what is too old, what spreads writes over several servers, and what takes none."""
+        """Refuse a server that is too old or read-only, a cluster that takes writes on several servers, and a proxy."""
         kind = "MariaDB" if "mariadb" in version.lower() else "MySQL"
         numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
         if numbers < OLDEST[kind]:
             wanted = ".".join(map(str, OLDEST[kind]))
-            raise ConfigError(f"{self!r} is {kind} {version}; Tenure needs {kind} {wanted} or newer")
+            server = repr(self).replace("MariaDB", "the server", 1)
+            raise ConfigError(f"{server} runs {kind} {version}: upgrade it to {kind} {wanted} or newer")
         if variables.get("wsrep_on") == "ON":
             raise ConfigError(
-                f"{self!r} is a Galera cluster, where a lock on one server keeps nobody from writing on another: use a "
-                "server of its own, or PostgreSQL"
+                f"{self!r} is a Galera cluster, where a lock on one server does not stop writes on another: use a "
+                "single server, or PostgreSQL"
             )
         if "ON" in (variables.get("read_only"), variables.get("super_read_only")):
             raise StoreUnavailable(
-                f"{self!r} is read-only, as replicas are; leaders are elected on the primary: give Tenure its URL"
+                f"{self!r} is read-only, as replicas are; leaders are elected on the primary: give the primary's URL"
             )
         if connection.thread_id() != pid % 2**32:
             raise PoolerDetected(
-                f"{self!r} leads through a proxy, where a session's lock belongs to nobody: give Tenure the URL of the "
+                f"{self!r} leads through a proxy, where a session's lock protects nothing: give Tenure the URL of the "
                 "server itself"
             )
 
-    def hurry(self, session: MySqlSession, statement_timeout_s: float) -> None:
-        """Let no statement of a lane outlast its time from now on."""
+    def set_statement_timeout(self, session: MySqlSession, statement_timeout_s: float) -> None:
+        """Bound every statement of a lane from now on."""
         milliseconds = max(1, round(statement_timeout_s * 1000))
         session.read(
             Step(
@@ -261,8 +247,8 @@ class MySqlConnector:
             )
         )
 
-    def guard(self, session: MySqlSession, spare_s: int = 0) -> None:
-        """Have the server end a session that says nothing for longer than its owner trusts itself."""
+    def set_idle_timeout(self, session: MySqlSession, spare_s: int = 0) -> None:
+        """Let the server end a session that is silent for longer than its owner trusts itself."""
         patience_s = self.patience_s + spare_s
         session.read(
             Step(
@@ -274,35 +260,28 @@ class MySqlConnector:
 
     @property
     def patience_s(self) -> int:
-        """How long the server keeps a control connection that says nothing."""
+        """How long the server keeps a silent control connection."""
         return math.ceil(timing.server_patience(self._ttl))
 
-    def limited(self, connection: Any, seconds: float) -> contextlib.AbstractContextManager[None]:
-        """Cut the connection if the block takes longer, or on :meth:`abort`."""
-        return self._openings.limited(connection, seconds)
-
-    def abort(self) -> None:
-        """Make whatever is being opened fail at once, from any thread."""
-        self._openings.abort()
-
     def knock(self, session: MySqlSession) -> str | None:
-        """Open a fresh connection; return the start time of the session's server if it leads there, else None.
+        """Open a new connection; return the start time of the session's server if it leads there, else None.
 
-        Numbers of connections grow as long as a server runs, and its lot is quicker read than the time of its start.
+        It leads to the same server if its number is higher, because a server numbers its connections upwards, and if
+        the random part is the same. The random part is read faster than the time at which the server was started.
         """
         try:
             with (
                 contextlib.closing(self.connect("knock")) as connection,
-                self.limited(connection, CONNECT_TIMEOUT_S),
+                self.time_limit(connection, connecting.CONNECT_TIMEOUT_S),
                 connection.cursor() as cursor,
             ):
-                cursor.execute(f"select connection_id(), {_LOT}")
-                ((pid, lot),) = cursor.fetchall()
+                cursor.execute(f"select connection_id(), {_RANDOM_PART}")
+                ((pid, random_part),) = cursor.fetchall()
         except (load().err.Error, OSError, StoreUnavailable):
             return None
-        return session.server_start if pid > session.pid and session.server_start.endswith(f" {lot}") else None
+        return session.server_start if pid > session.pid and session.server_start.endswith(f" {random_part}") else None
 
 
 def is_encrypted(connection: Any) -> bool:
-    """Whether what is sent on a connection can be read by its ends only."""
+    """Whether the connection is encrypted."""
     return hasattr(wire(connection), "cipher")

@@ -1,8 +1,8 @@
-"""MariaDB and MySQL by PyMySQL: a session of the node's own, and what PyMySQL's connections do not do by themselves.
+"""MariaDB and MySQL by PyMySQL: a session for the node, and what PyMySQL's connections lack.
 
-Statements that belong together travel in one packet, BEGIN and COMMIT with them; the server stops at the first that
-fails, so a node that is cut off leaves no transaction open. Nobody can be told anything there: those who wait have to
-look. A server that ends a connection hangs up before it frees the sentinel, and the socket is watched all the time.
+Statements that belong together are sent in one packet, with BEGIN and COMMIT. The server stops at the first that fails,
+so a node that is cut off leaves no transaction open. There are no notifications, so waiting nodes poll. A
+server that ends a connection closes the socket before it frees the sentinel, and the socket is watched all the time.
 """
 
 from __future__ import annotations
@@ -11,56 +11,45 @@ import contextlib
 import socket
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from tenure.asks import Server
-from tenure.dialects import MYSQL
-from tenure.dialing import shut_down
+from tenure.databases.connecting import shut_down_socket
+from tenure.databases.mysql.schema import MySqlSchema
 from tenure.errors import ConfigError
-from tenure.session import Failed, Gone, Result, Run, Step, wait_readable
+from tenure.store.dialects import MYSQL
+from tenure.store.session import Failed, FetchedResult, Gone, LaneSession, Result, Run, Step, wait_readable
 
 TRIES = 3
-"""How often a transaction that lost a deadlock is tried."""
+"""How often a transaction is tried if the server rolls it back to end a deadlock."""
 
 DEADLOCK = 1213
+LOCK_WAIT_TIMEOUT = 1205
 OVER = (1053, 1290, 1836, 1927, 2006, 2013, 2014, 2055, 4031)
-"""The server is going, or takes no writes any more; the connection was killed, lost, out of step, or idle too long."""
+"""Errors that end a session: the server shuts down or refuses writes, or it has ended or lost the connection."""
 
 
 def load() -> Any:
-    """Import PyMySQL, or say which extra brings it."""
+    """Import PyMySQL, or raise an error that names the extra to install."""
     try:
-        import pymysql  # type: ignore[import-untyped]  # noqa: PLC0415
+        import pymysql  # noqa: PLC0415
     except ImportError:
         raise ConfigError("MariaDB and MySQL need PyMySQL: pip install 'tenure[mysql]'") from None
     return pymysql
 
 
-@dataclass(frozen=True)
-class FetchedResult:
-    """A result that is there already."""
-
-    rows: Sequence[tuple[Any, ...]]
-    count: int
-
-
 class LaterResult:
-    """A result that is fetched when somebody looks at it: until then its statement waits for company."""
+    """A result that is fetched when it is read: until then its statement can be sent with others."""
 
     def __init__(self, fetch: Callable[[], None]) -> None:
-        """Remember how to have everything fetched that waits."""
         self._fetch = fetch
         self.fetched: Result | None = None
 
     @property
     def rows(self) -> Sequence[tuple[Any, ...]]:
-        """Its rows."""
         return self._now().rows
 
     @property
     def count(self) -> int:
-        """How many rows it changed or returned."""
         return self._now().count
 
     def _now(self) -> Result:
@@ -70,24 +59,21 @@ class LaterResult:
         return self.fetched
 
 
-class MySqlSession:
-    """One connection of the node's own."""
+class MySqlSession(LaneSession):
+    """One connection of the node."""
 
     dialect = MYSQL
-    encoding = "utf-8"
+    schema = MySqlSchema(MYSQL)
+    database = ""
+    """The database's name, which is part of the names of locks: those are valid on the whole server."""
 
-    def __init__(self, connection: Any, pid: int, server_start: str, database: str) -> None:
-        """Take over an open connection in autocommit mode."""
+    def __init__(self, connection: Any) -> None:
+        """Use an open connection in autocommit mode."""
         self.connection = connection
-        self.pid = pid
-        self.started = self.server_start = server_start  # a connection's number is never given twice by one server
-        self.database = database
-        """The database's name, as it stands in the names of locks: those are the whole server's."""
-        self._server: Server | None = None
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Run]:
-        """Run steps in one transaction; what nobody has looked at travels together, and BEGIN and COMMIT with it."""
+        """Run steps in one transaction. Steps whose results are not read are sent together, with BEGIN and COMMIT."""
         waiting: list[tuple[str, LaterResult | None]] = [("begin", None)]
 
         def fetch() -> None:
@@ -111,7 +97,7 @@ class MySqlSession:
                 raise
 
     def run(self, *steps: Step) -> Sequence[Result]:
-        """Run some steps as one transaction, in one round trip; again if the server undid it to end a deadlock."""
+        """Run some steps as one transaction, in one round trip. Repeat it if it was rolled back in a deadlock."""
         for last in (*[False] * (TRIES - 1), True):
             with self._translated():
                 try:
@@ -149,28 +135,20 @@ class MySqlSession:
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn the driver's errors into the two that matter: the connection is gone, or a statement failed."""
+        """Turn the driver's errors into ``Gone`` and ``Failed``."""
         try:
             yield
         except (load().err.Error, OSError) as error:
-            number = error.args[0] if error.args else None
-            if not self.connection.open or number in OVER:
+            if is_lost(self.connection, error):
                 raise Gone(said(error)) from error
             raise Failed(said(error)) from error
-        except (AttributeError, ValueError) as error:  # what the driver makes of a connection that is closed
+        except (AttributeError, ValueError) as error:  # the driver raises these on a closed connection
             if self.connection.open:
                 raise
             raise Gone("the connection is closed") from error
 
-    def notify(self, namespace: str, payload: str) -> Step | None:
-        """Return None: nobody can be told, they have to look."""
-        return None
-
-    def listen(self, namespace: str, kind: str) -> None:
-        """Do nothing: there is nothing to hear."""
-
     def idle(self, waker: socket.socket, seconds: float | None) -> list[str]:
-        """Wait for the waker or the end of the connection: all else that a server says is an answer."""
+        """Wait for the waker or the end of the connection: everything else that a server sends is a reply."""
         with self._translated():
             wait_readable([self.fileno(), waker], seconds)
             if self._hung_up():
@@ -178,7 +156,7 @@ class MySqlSession:
         return []
 
     def _hung_up(self) -> bool:
-        """Whether anything was said that nobody asked for; TLS has records that say nothing."""
+        """Whether the server closed the socket, or sent data unasked. TLS records without content do not count."""
         line = wire(self.connection)
         patience = line.gettimeout()
         line.settimeout(0)
@@ -192,13 +170,6 @@ class MySqlSession:
             line.settimeout(patience)
         return True
 
-    def server(self) -> Server:
-        """Return which server this is; it cannot change under a connection."""
-        if self._server is None:
-            ((incarnation,),) = self.read(Step("select {incarnation}", {}))[0].rows
-            self._server = Server(self.server_start, incarnation)
-        return self._server
-
     def fileno(self) -> int:
         """Return the descriptor of the connection's socket."""
         line = wire(self.connection)
@@ -207,48 +178,51 @@ class MySqlSession:
         return int(line.fileno())
 
     def abort(self) -> None:
-        """Make whatever hangs on this connection fail at once, from any thread."""
         cut(self.connection)
 
     def close(self) -> None:
-        """Close the connection."""
         with contextlib.suppress(Exception):
             self.connection.close()
 
 
 def said(error: BaseException) -> str:
-    """Return the driver's message, without its number."""
+    """Return the driver's message, without the number of the error."""
     return str(error.args[-1]) if error.args and error.args[-1] else "the connection is closed"
+
+
+def is_lost(connection: Any, error: Exception) -> bool:
+    """Whether an error means that the connection cannot be used any more."""
+    return not connection.open or (bool(error.args) and error.args[0] in OVER)
 
 
 def wire(connection: Any) -> Any:
     """Return a connection's socket."""
-    return connection._sock  # noqa: SLF001 - PyMySQL shows it nowhere else
+    return connection._sock  # noqa: SLF001 - PyMySQL has no public name for it
 
 
 def cut(connection: Any) -> None:
-    """Make whatever hangs on a connection fail at once, from any thread."""
-    shut_down(wire(connection))
+    """Make a call that hangs on a connection fail at once, from any thread."""
+    shut_down_socket(wire(connection))
 
 
 beside: weakref.WeakKeyDictionary[Any, Callable[[], Any]] = weakref.WeakKeyDictionary()
-"""How to open another connection beside one."""
+"""For each connection, how to open another one to the same server."""
 
 
 def interrupt(connection: Any) -> None:
     """Make a statement that is under way fail, from another thread, within a second.
 
-    On the server: it would go on with it, and keep the role's row from a successor.
+    The statement must end on the server too, or it would go on there and keep a successor waiting for the role's row.
     """
     try:
         with contextlib.closing(beside[connection]()) as other:
             other.query(f"kill query {connection.thread_id()}")
-    except Exception:  # noqa: BLE001 - the server cannot be reached, or does not hear
+    except Exception:  # noqa: BLE001 - the server cannot be reached, or does not answer
         cut(connection)
 
 
 def execute(connection: Any, sql: str, parameters: Any) -> Any:
-    """Run a statement and return the cursor. After an error the server is asked what it left of the transaction."""
+    """Run a statement and return the cursor. After an error, ask the server whether the transaction is still open."""
     cursor = connection.cursor()
     try:
         cursor.execute(sql, parameters or None)
@@ -259,6 +233,14 @@ def execute(connection: Any, sql: str, parameters: Any) -> Any:
     return cursor
 
 
+def roll_back(connection: Any) -> None:
+    """Roll back. If the server refuses (XA), cut the connection, so that the server rolls back by itself."""
+    try:
+        connection.rollback()
+    except load().err.Error:
+        cut(connection)
+
+
 def in_transaction(connection: Any) -> bool:
-    """Whether a transaction is open, as of the last answer."""
+    """Whether a transaction is open, as of the last reply."""
     return bool(connection.server_status & load().constants.SERVER_STATUS.SERVER_STATUS_IN_TRANS)

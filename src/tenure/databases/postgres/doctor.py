@@ -1,7 +1,7 @@
 """The examination of a PostgreSQL database.
 
-Two connections, as many as a node has: a plain one with the settings that server, database and role give to everybody
-(the application's connections have those), and one as a node opens it.
+It opens two connections, as many as a node does. The plain one has the settings of server, database and role, as the
+application's connections do. The other one is opened as a node opens it.
 """
 
 from __future__ import annotations
@@ -9,33 +9,28 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tenure import diagnosis
-from tenure.advisory import CLASS_ID, AdvisorySentinel, Stranger, strangers
-from tenure.connector import OLDEST_VERSION, PostgresConnector
-from tenure.diagnosis import Finding, error, fine, made, one_line, warning
-from tenure.dialing import stays_here
+from tenure.databases import doctor
+from tenure.databases.connecting import is_here
+from tenure.databases.doctor import Checks, Finding, error, ok, one_line, run_checks, warning
+from tenure.databases.postgres.connect import OLDEST_VERSION, PostgresConnector
+from tenure.databases.postgres.sentinel import CLASS_ID, AdvisorySentinel, Stranger, foreign_lock_holders
+from tenure.databases.postgres.session import PostgresSession
 from tenure.errors import PoolerDetected, StoreUnavailable
-from tenure.postgres import PostgresSession
-from tenure.session import Failed, Gone, Step
 from tenure.settings import NodeSettings
+from tenure.store.session import Step
 
-STATEMENT_TIMEOUT_S = 5.0
-PHASE_S = 20.0
-"""How long the checks on one connection may take."""
-FEW_CONNECTIONS = 10
-PER_NODE = 2
 LOOK_AGAIN_S = 0.5
-"""Between two looks at who has keys: longer than a node that starts holds one without a row that says whose it is."""
+"""How long to wait before the keys are read again. A starting node has a key for less time before its row names it."""
 
 TIMEOUTS = {
-    "idle_session_timeout": "a connection of the application that rests for longer is cut",
-    "idle_in_transaction_session_timeout": "a fenced transaction of the application that rests for longer is ended",
-    "transaction_timeout": "a fenced transaction of the application that takes longer is ended",
-    "statement_timeout": "a fenced transaction of the application fails when a statement takes longer",
-    "lock_timeout": "a fenced transaction of the application fails when it waits longer for a lock (the fence's, too)",
+    "idle_session_timeout": "an application's connection that is idle for longer is closed",
+    "idle_in_transaction_session_timeout": "an application's fenced transaction that is idle for longer is ended",
+    "transaction_timeout": "an application's fenced transaction that takes longer is ended",
+    "statement_timeout": "an application's fenced transaction fails when a statement takes longer",
+    "lock_timeout": "an application's fenced transaction fails when it waits longer for a lock, the fence's included",
 }
 SOURCES = {
     "user": "for this role",
@@ -47,17 +42,14 @@ SOURCES = {
 
 
 @dataclass
-class Case:
-    """What the checks look at."""
+class Case(doctor.ServerCase):
+    """What the checks examine on PostgreSQL."""
 
-    settings: NodeSettings
+    session: PostgresSession
     connector: PostgresConnector
     plain: PostgresSession
-    node: PostgresSession
-    user: str
     role: str
-    """The user in this database, as ALTER wants it."""
-    round_trip_s: float
+    """The user in this database, as ``alter`` expects it: ``role … in database …``."""
 
 
 def examine(settings: NodeSettings) -> Iterator[Finding]:
@@ -67,42 +59,38 @@ def examine(settings: NodeSettings) -> Iterator[Finding]:
     try:
         plain = connector.open_plain("doctor")
     except StoreUnavailable as failure:
-        yield error("reachable", one_line(failure), "start the server, or correct the URL, the network or the password")
+        yield doctor.unreachable(failure)
         return
-    with contextlib.closing(plain), connector.limited(plain.connection, PHASE_S):
-        yield fine("reachable", repr(connector))
-        try:
-            yield from _first_looks(settings, connector, plain)
-        except (Failed, Gone) as failure:
-            yield error("answer", one_line(failure), "see the server's log")
+    yield from doctor.examine_server(connector, plain, _first_looks(settings, connector, plain))
 
 
 def _first_looks(settings: NodeSettings, connector: PostgresConnector, plain: PostgresSession) -> Iterator[Finding]:
-    """Look at what a node refuses; if there is nothing of that kind, connect as a node and make all the checks."""
+    """Check for what a node refuses. If there is nothing, connect as a node does, and run all the checks."""
     release = plain.connection.info.parameter_status("server_version")
     if plain.connection.info.server_version < OLDEST_VERSION:
         yield error("server", f"PostgreSQL {release}; Tenure needs 14 or newer", "upgrade the server")
         return
-    yield fine("server", f"PostgreSQL {release}")
-    round_trip_s, finding = diagnosis.round_trip(plain)
+    yield ok("server", f"PostgreSQL {release}")
+    round_trip_s, finding = doctor.round_trip(plain)
     yield finding
     ((in_recovery, user, role),) = plain.read(Step(_WHERE, {}))[0].rows
     if in_recovery:
-        remedy = "give the primary's URL, or one of all hosts with target_session_attrs=read-write"
+        remedy = "give the primary's URL, or a URL of all hosts with target_session_attrs=read-write"
         yield error("primary", "this is a hot standby, and leaders are elected on the primary", remedy)
         return
-    yield fine("primary", "this server takes writes")
+    yield ok("primary", "this server takes writes")
     try:
-        node = connector.open("doctor", STATEMENT_TIMEOUT_S)
+        node = connector.open("doctor", doctor.STATEMENT_TIMEOUT_S)
     except PoolerDetected as refusal:
         remedy = "use pool_mode = transaction there, or give the URL of PostgreSQL itself"
         yield error("connection", one_line(refusal), remedy)
         return
     except StoreUnavailable as failure:
-        yield error("connection", f"no second one, and a node needs two: {one_line(failure)}", "make room for more")
+        text = f"a second connection failed, and a node needs two: {one_line(failure)}"
+        yield error("connection", text, "permit more connections")
         return
-    with contextlib.closing(node), connector.limited(node.connection, PHASE_S):
-        yield from made(CHECKS, Case(settings, connector, plain, node, user, role, round_trip_s))
+    with contextlib.closing(node), connector.time_limit(node.connection, doctor.PHASE_S):
+        yield from run_checks(CHECKS, Case(settings, node, user, round_trip_s, connector, plain, role))
 
 
 _WHERE = """
@@ -115,64 +103,54 @@ select pg_catalog.pg_is_in_recovery(), session_user,
 
 
 def _connection(case: Case) -> Iterator[Finding]:
-    """Say how it leads to the server, and which mode a node picks."""
+    """Say whether the connection leads to the server directly, and which mode a node picks."""
     later = "a crash is noticed after the TTL instead of at once"
-    if case.node.pooled:
+    if case.session.pooled:
         text = f"through a connection pooler: a node picks mode lease, and {later}"
         yield warning(
-            "connection", text, "give nodes a direct_url= that leads to PostgreSQL itself (and look there, too)"
+            "connection", text, "give nodes a direct_url= that leads to PostgreSQL itself, and examine that URL, too"
         )
-    elif not AdvisorySentinel(case.node).holds():
-        text = f"direct, but advisory locks lock nothing on this server: a node picks mode lease, and {later}"
+    elif not AdvisorySentinel(case.session).holds():
+        text = f"direct, but advisory locks have no effect on this server: a node picks mode lease, and {later}"
         yield warning("connection", text, "use PostgreSQL itself, if that is too late")
     else:
-        yield fine("connection", "direct, and advisory locks hold: a node picks mode hybrid")
+        yield ok("connection", "direct, and advisory locks hold: a node picks mode hybrid")
 
 
 def _tls(case: Case) -> Iterator[Finding]:
-    if stays_here(case.plain.connection):
-        yield fine("tls", "the connection does not leave this machine")
-    elif case.plain.connection.pgconn.ssl_in_use:
-        yield fine("tls", "the connection is encrypted")
-    else:
-        text = (
-            "the connection is not encrypted: what is sent, fenced writes included, can be read and changed on its way"
-        )
-        yield warning("tls", text, "add sslmode=require to the URL, or better verify-full")
+    yield doctor.tls(
+        is_local=is_here(case.plain.connection.info.hostaddr),
+        is_encrypted=bool(case.plain.connection.pgconn.ssl_in_use),
+        remedy="add sslmode=require to the URL, or better verify-full",
+    )
 
 
 def _keepalive(case: Case) -> Iterator[Finding]:
-    if case.node.pooled:
-        yield fine("keepalive", "the server's end is the pooler's; a lost network is noticed by the lease")
+    if case.session.pooled:
+        yield ok("keepalive", "the pooler connects to the server; a lost network is noticed by the lease")
         return
-    if case.node.connection.info.host.startswith("/"):
-        yield fine("keepalive", "a Unix socket needs none")
+    if case.session.connection.info.host.startswith("/"):
+        yield ok("keepalive", "not needed on a Unix socket")
         return
-    settings = case.connector.keepalive(case.node)
+    settings = case.connector.keepalive(case.session)
     refused = [f"{name} is {taken or 'unknown'} instead of {told}" for name, told, taken in settings if told != taken]
     if refused:
-        text = f"the server did not take what a node sets: {', '.join(refused)}; a lost network is noticed late"
+        text = f"the server did not accept what a node sets: {', '.join(refused)}; a lost network is noticed late"
         yield warning("keepalive", text, "use takeover='strict' if that is too late, or a server on Linux")
     else:
-        yield fine("keepalive", "the server took " + ", ".join(f"{name}={taken}" for name, _, taken in settings))
+        yield ok("keepalive", "the server accepted " + ", ".join(f"{name}={taken}" for name, _, taken in settings))
 
 
 def _connections(case: Case) -> Iterator[Finding]:
     if case.plain.pooled:
-        yield fine("connections", "the pooler's to give")
+        yield ok("connections", "the pooler limits them")
         return
     ((left,),) = case.plain.read(Step(_LEFT, {}))[0].rows
-    text = f"room for {max(0, left)} more; a node takes {PER_NODE}, and one for each open transaction()"
-    remedy = "raise max_connections (or the limit of the role or database), or end connections that nobody uses"
-    if left < PER_NODE:
-        yield error("connections", text, remedy)
-    elif left < FEW_CONNECTIONS:
-        yield warning("connections", text, remedy)
-    else:
-        yield fine("connections", text)
+    remedy = "raise max_connections (or the limit of the role or database), or close connections that are not in use"
+    yield doctor.free_connections(left, remedy)
 
 
-# What two connections of ours take is given back. Background processes show no database.
+# The two connections of this examination do not count. Background processes have no database.
 _LEFT = """
 select 2 + least(
     cast(pg_catalog.current_setting('max_connections') as integer)
@@ -191,7 +169,7 @@ where r.rolname = session_user and d.datname = pg_catalog.current_database()
 # What server, database and role are set to ---------------------------------------------------------------------
 
 
-def _timeouts(case: Case) -> Iterator[Finding]:
+def _time_outs(case: Case) -> Iterator[Finding]:
     rows = case.plain.read(Step(_TIMEOUTS, {"names": list(TIMEOUTS)}))[0].rows
     for name, value_ms, source in rows:
         where = SOURCES.get(source, "for the whole server")
@@ -199,11 +177,11 @@ def _timeouts(case: Case) -> Iterator[Finding]:
         if name == "idle_session_timeout" or value_ms < case.settings.ttl * 1000:
             longer = 0 if name == "idle_session_timeout" else f"'{case.settings.ttl:g}s'"
             remedy = f"alter {case.role} set {name} = {longer}"
-            yield warning("time-outs", text, "take it out of there" if source == "client" else remedy)
+            yield warning("time-outs", text, "remove it there" if source == "client" else remedy)
         else:
-            yield fine("time-outs", text)
+            yield ok("time-outs", text)
     if not rows:
-        yield fine("time-outs", "none set for this role, database or server")
+        yield ok("time-outs", "none set for this role, database or server")
 
 
 _TIMEOUTS = """
@@ -216,16 +194,16 @@ def _durability(case: Case) -> Iterator[Finding]:
     query = "select pg_catalog.current_setting('synchronous_commit'), pg_catalog.current_setting('fsync')"
     ((synchronous_commit, fsync),) = case.plain.read(Step(query, {}))[0].rows
     if fsync == "off":
-        text = "fsync is off: after a power failure tokens may come back, and old terms pass the fence"
+        text = "fsync is off: after a power failure tokens may be issued again, and old terms pass the fence"
         yield warning("durability", text, "turn fsync on, unless the data is for tests")
     elif synchronous_commit == "off":
         text = (
-            "synchronous_commit is off: a node uses `local` for itself, so no token comes back after a crash, but "
-            "writes of the application that were acknowledged may be gone, fenced or not"
+            "synchronous_commit is off: a node uses `local` for itself, so no token is issued again after a crash, but "
+            "the application may lose writes that were acknowledged, fenced or not"
         )
         yield warning("durability", text, f"alter {case.role} set synchronous_commit = on")
     else:
-        yield fine("durability", f"synchronous_commit is {synchronous_commit}: no token comes back after a crash")
+        yield ok("durability", f"synchronous_commit is {synchronous_commit}: no token is issued again after a crash")
 
 
 def _replication(case: Case) -> Iterator[Finding]:
@@ -233,17 +211,17 @@ def _replication(case: Case) -> Iterator[Finding]:
     many = f"{replicas} replica" + ("" if replicas == 1 else "s")
     if names and waits and not synchronous and not hidden:
         text = f"{many}, none that synchronous_standby_names = {names!r} waits for: every commit waits for ever"
-        yield error("replication", text, "bring such a replica back, or take it out of synchronous_standby_names")
+        yield error("replication", text, "bring such a replica back, or remove it from synchronous_standby_names")
     elif names and waits:
-        yield fine("replication", f"{many}, synchronous: no term begins before one that may be promoted has it")
+        yield ok("replication", f"{many}, synchronous: no term begins before a replica that may be promoted has it")
     elif replicas:
         text = (
-            f"{many}, asynchronous: one that is promoted may lack the last terms, so nobody is elected there for the "
-            "largest permitted TTL, and tokens go on above all of the old server's"
+            f"{many}, asynchronous: a promoted one may lack the last terms, so no node is elected there for the "
+            "largest permitted TTL, and its tokens are above all of the old server's"
         )
-        yield fine("replication", text)
+        yield ok("replication", text)
     else:
-        yield fine("replication", "no replicas")
+        yield ok("replication", "no replicas")
 
 
 _REPLICATION = """
@@ -258,16 +236,16 @@ from pg_catalog.pg_stat_replication
 
 
 def _tables(case: Case) -> Iterator[Finding]:
-    """Look at the tables, what this user may do with them and, if that is enough, at what is in them."""
+    """Check the tables, this user's privileges on them and, if these are enough, what the tables contain."""
     name = case.settings.schema
-    wanted = {"tables": ["meta", *diagnosis.created("table")], "functions": diagnosis.created("function")}
-    there = case.node.read(Step(_THERE, {"schema": name, **wanted}))[0].rows
+    wanted = {"tables": ["meta", *doctor.created("table")], "functions": doctor.created("function")}
+    there = case.session.read(Step(_THERE, {"schema": name, **wanted}))[0].rows
     if not there:
         yield from _no_tables(case)
         return
     missing = {*wanted["tables"], *wanted["functions"]}.difference(found for found, _, _ in there)
     if missing:
-        remedy = "restore them from a backup, or drop the schema while no node runs (tokens begin anew then)"
+        remedy = "restore them from a backup, or drop the schema while no node is running (tokens then begin anew)"
         yield error("tables", f"missing in schema {name!r}: {', '.join(sorted(missing))}", remedy)
         return
     may_use, may_create = _rights(case, "USAGE"), _rights(case, "CREATE")
@@ -277,32 +255,30 @@ def _tables(case: Case) -> Iterator[Finding]:
         remedy = f"as their owner, run what `tenure sql --schema {name} --grants {shlex.quote(case.user)}` prints"
         yield error("privileges", f"this user lacks {text}", remedy)
         return
-    (finding,) = diagnosis.version(case.node, may_migrate=bool(may_create) and all(owns for _, _, owns in there))
-    yield finding
-    yield fine("privileges", "this user may do what a node does")
-    if finding.level != "error":
-        yield from made(CHECKS_OF_TABLES, case)
+    permitted = ok("privileges", "this user may do what a node does")
+    may_migrate = bool(may_create) and all(owns for _, _, owns in there)
+    yield from doctor.contents(case, CHECKS_OF_TABLES, permitted, may_migrate=may_migrate)
 
 
 def _no_tables(case: Case) -> Iterator[Finding]:
     name = case.settings.schema
     may_use = _rights(case, "USAGE")
-    ((on_database,),) = case.node.read(Step(_MAY_CREATE_SCHEMA, {}))[0].rows
+    ((on_database,),) = case.session.read(Step(_MAY_CREATE_SCHEMA, {}))[0].rows
     may_create = on_database if may_use is None else may_use and _rights(case, "CREATE")
     if may_create:
         yield warning("tables", f"none in schema {name!r} yet: a node that starts creates them", "run `tenure init`")
-        yield fine("privileges", "this user may create the tables")
+        yield ok("privileges", "this user may create the tables")
         return
-    print_ = f"as an owner, run what `tenure sql --schema {name}` prints"
-    yield error("tables", f"none in schema {name!r}", print_)
+    create = f"as an owner, run what `tenure sql --schema {name}` prints"
+    yield error("tables", f"none in schema {name!r}", create)
     where = "in this database" if may_use is None else f"in schema {name!r}"
-    grants = f"{print_}, and then what it prints with `--grants {shlex.quote(case.user)}`"
+    grants = f"{create}, and then what it prints with `--grants {shlex.quote(case.user)}`"
     yield error("privileges", f"this user may not create tables {where}, and there are none", grants)
 
 
 def _rights(case: Case, right: str) -> bool | None:
-    """Whether the user has a right on the schema; None if there is no such schema."""
-    rows = case.node.read(Step(_ON_SCHEMA, {"schema": case.settings.schema, "right": right}))[0].rows
+    """Return whether the user has a right on the schema; None if there is no such schema."""
+    rows = case.session.read(Step(_ON_SCHEMA, {"schema": case.settings.schema, "right": right}))[0].rows
     return bool(rows[0][0]) if rows else None
 
 
@@ -326,54 +302,43 @@ order by 1
 
 
 def _identity(case: Case) -> Iterator[Finding]:
-    if "." in case.node.server().incarnation:  # the time of its start stands for it
+    # A server that hides its identifier is known by the time of its start, which has a dot.
+    if "." in case.session.server().incarnation:
         text = (
             "the server hides its system identifier and timeline: every restart counts as another server, the leader "
             "changes with each, and tokens may repeat after the promotion of a replica that lacks the last terms"
         )
         yield warning("identity", text, "grant execute on function pg_catalog.pg_control_system() to public")
     else:
-        yield fine("identity", "the server shows its system identifier and timeline: tokens grow across promotions")
+        yield ok("identity", "the server shows its system identifier and timeline: tokens grow across promotions")
 
 
 def _keys(case: Case) -> Iterator[Finding]:
-    """Look twice: a node that is just starting has a key before its row says so."""
-    seen = strangers(case.node)
-    if seen:
+    """Check that only members hold keys. Read them twice: a starting node has a key before its row names it."""
+    holders = foreign_lock_holders(case.session)
+    if holders:
         time.sleep(LOOK_AGAIN_S)
-        again = strangers(case.node)
-        seen = [one for one in seen if one in again]
-    for one in seen:
-        yield _about(one)
-    if not seen:
-        yield fine("keys", "held by members only")
+        again = foreign_lock_holders(case.session)
+        holders = [holder for holder in holders if holder in again]
+    for holder in holders:
+        yield _foreign_key(holder)
+    if not holders:
+        yield ok("keys", "held by members only")
 
 
-def _about(one: Stranger) -> Finding:
-    does = "holds" if one.granted else "waits for"
-    who = f"connection {one.pid} (user {one.user!r}, application {one.application!r}) {does}"
+def _foreign_key(holder: Stranger) -> Finding:
+    verb = "holds" if holder.granted else "waits for"
+    who = f"connection {holder.pid} (user {holder.user!r}, application {holder.application!r}) {verb}"
     remedy = (
-        f"select pg_terminate_backend({one.pid}), and see that nobody else takes advisory locks of class {CLASS_ID}"
+        f"select pg_terminate_backend({holder.pid}), and see that no other program takes advisory locks of class "
+        f"{CLASS_ID}"
     )
-    if one.member is None:
-        return warning("keys", f"{who} key {one.key} of Tenure's, and is no member's", remedy)
-    return error("keys", f"{who} the key of {one.member!r}, whose death would be noticed after the TTL only", remedy)
+    if holder.member is None:
+        return warning("keys", f"{who} Tenure's key {holder.key}, and belongs to no member", remedy)
+    text = f"{who} the key of {holder.member!r}, so that member's death would be noticed only after the TTL"
+    return error("keys", text, remedy)
 
 
-CHECKS: dict[str, Callable[[Case], Iterator[Finding]]] = {
-    "connection": _connection,
-    "tls": _tls,
-    "keepalive": _keepalive,
-    "connections": _connections,
-    "time-outs": _timeouts,
-    "durability": _durability,
-    "replication": _replication,
-    "ttl": lambda case: diagnosis.pace(case.settings, case.round_trip_s),
-    "tables": _tables,
-}
-CHECKS_OF_TABLES: dict[str, Callable[[Case], Iterator[Finding]]] = {
-    "identity": _identity,
-    "namespace": lambda case: diagnosis.namespace(case.node, case.settings),
-    "keys": _keys,
-    "members": lambda case: diagnosis.members(case.node, case.settings),
-}
+CHECKS_OF_SERVER: Checks[Case] = (_connection, _tls, _keepalive, _connections, _time_outs, _durability, _replication)
+CHECKS: Checks[Case] = (*CHECKS_OF_SERVER, doctor.ttl, _tables)
+CHECKS_OF_TABLES: Checks[Case] = (_identity, doctor.namespace, _keys, doctor.members)

@@ -1,16 +1,16 @@
 """Mode ``lock``: an advisory lock of PostgreSQL is the authority. No table, no privilege, and no token.
 
-Who holds the lock with a role's number leads. Anybody who knows the number can take part: a program that calls
-``pg_try_advisory_lock`` by hand and a node exclude each other. The protocol is the same as everywhere; here its asks
-are answered from the server's list of locks:
+The node that holds the lock with a role's number leads. Any program that knows the number can take part: one that
+calls ``pg_try_advisory_lock`` by hand and a node exclude each other. The protocol is the same as in the other modes.
+Here the server's list of locks answers its requests:
 
-- the node's own connection carries the locks, so a connection that broke is a term that is over, at once;
-- a renewal is a look at that list: it proves that the connection stands and the locks with it. Trust ends before the
-  server gives up on a connection, as everywhere;
-- the watch connection waits until one of the locks that others hold is free.
+- the control connection holds the locks, so a term ends at once when that connection breaks;
+- a renewal reads that list, which proves that the connection and its locks still exist. As in every mode, trust ends
+  before the server gives up on a connection;
+- the watch connection waits until a lock that another process holds is free.
 
-A process that is paused keeps its lock for as long as it is paused, and nothing refuses a stale write: that is what the
-lease and the token are for.
+A process that is paused keeps its lock for as long as it is paused, and nothing refuses a stale write. That is what the
+lease and the token of the other modes are for.
 """
 
 from __future__ import annotations
@@ -18,19 +18,23 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 
-from tenure import asks, clock, timing
-from tenure.advisory import AdvisorySentinel
-from tenure.asks import Confirmed, Held, Server, Sighting, Vacancy
-from tenure.candidacy import LONG_AGO
-from tenure.errors import ConfigError
-from tenure.postgres import PostgresSession
-from tenure.session import Session, Step
-from tenure.store import Identity, Store
-from tenure.watch import Bystander, Watch
+from tenure import clock
+from tenure.core import messages, timing
+from tenure.core.messages import Confirmed, Held, Opened, Server, Sighting, Vacancy
+from tenure.core.timing import LONG_AGO
+from tenure.databases import backend
+from tenure.databases.postgres.backend import PostgresBackend
+from tenure.databases.postgres.sentinel import AdvisorySentinel
+from tenure.databases.postgres.session import PostgresSession
+from tenure.errors import ConfigError, StoreUnavailable
+from tenure.settings import NodeSettings
+from tenure.store.control import ControlStore, Identity
+from tenure.store.session import Session, Step
+from tenure.store.watch import WatchActions, WatchStore
 
 FOREVER = float("inf")
 LEFT_FREE_S = 2 * timing.SLICE_S
-"""How long a lock that was given up is left to others. One who waits for it takes it in far less."""
+"""How long a lock that was given up is left to other processes. One that waits for it takes it far sooner."""
 
 _TRY = "select pg_catalog.pg_try_advisory_lock(cast(:lock_id as bigint))"
 _RELEASE = "select pg_catalog.pg_advisory_unlock(cast(:lock_id as bigint))"
@@ -43,155 +47,180 @@ where l.locktype = 'advisory' and l.objsubid = 1 and l.mode = 'ExclusiveLock' an
 """
 
 
-class LockBook:
-    """Which lock stands for which role, and which roles the node stands for: what the two lanes share."""
+class RoleLocks:
+    """Which role has which lock, and which roles the node stands for. The two lanes share it."""
 
     def __init__(self, namespace: str) -> None:
-        """Know no role yet."""
         self.standing: set[str] = set()
         self.left_free_until: dict[str, float] = defaultdict(lambda: LONG_AGO)
-        """Until when a lock that was given up is left to others: who else wants it cannot be seen."""
+        """Until when a lock that was given up is left to others: the server does not show which processes want it."""
         self._namespace = namespace
         self._ids: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def assign(self, role: str, lock_id: int | None) -> None:
-        """Give the role its lock: the one named, the one it has, or one made of its name."""
+        """Give the role its lock: the one named, the one it has, or one derived from its name."""
         with self._lock:
             known = self._ids.get(role)
             number = lock_id if lock_id is not None else known if known is not None else self._derived(role)
             if known not in (None, number):
-                raise ConfigError(f"role {role!r} has lock_id={known} in this node already, not {lock_id}")
+                raise ConfigError(f"role {role!r} already has lock_id={known} in this node: give that, not {lock_id}")
             if other := next((name for name, taken in self._ids.items() if taken == number and name != role), None):
                 raise ConfigError(f"lock_id={number} is the lock of role {other!r}: give role {role!r} another")
             self._ids[role] = number
 
     def __getitem__(self, role: str) -> int:
-        """Return the role's lock."""
         return self._ids[role]
 
     def _derived(self, role: str) -> int:
-        import hashlib  # noqa: PLC0415 - it loads OpenSSL, which nobody needs who does not come here
+        import hashlib  # noqa: PLC0415 - it loads OpenSSL, which is only needed here
 
         digest = hashlib.sha256(f"tenure {self._namespace}\0{role}".encode()).digest()
         return int.from_bytes(digest[:8], "big", signed=True)
 
 
 def holders(session: Session) -> dict[int, int]:
-    """Return which advisory locks of this database are held, and by which process of the server's."""
+    """Return which advisory locks of this database are held, each with the server's process that holds it."""
     return dict(session.read(Step(_LOCKS, {}))[0].rows)
 
 
-class LockStore(Store):
-    """The control lane's asks, answered by locks on the control connection."""
+class LockStore(ControlStore):
+    """The control lane's requests, answered by locks on the control connection."""
 
-    def __init__(self, session: PostgresSession, namespace: str, identity: Identity, book: LockBook) -> None:
-        """Work on an open, direct session."""
+    def __init__(self, session: PostgresSession, namespace: str, identity: Identity, role_locks: RoleLocks) -> None:
         super().__init__(session, AdvisorySentinel(session), namespace, identity)
-        self._book = book
+        self._locks = role_locks
         self._server = lock_server(session)
         self._terms: dict[str, int] = {}
         self._count = 0
 
     def open(self, default_max_ttl: float) -> tuple[Server, Confirmed]:
-        """Return which server this is. There are no tables that could be lost."""
-        return self._server, Confirmed(self._server.incarnation, 0, FOREVER)
+        """Return which server this is. There are no tables that could get lost."""
+        return self._server, Confirmed(self._server.incarnation, 0, FOREVER, FOREVER)
 
-    def _join(self, ask: asks.Join) -> asks.Joined:
-        self._leave(ask)
-        self._book.standing.clear()
-        return asks.Joined(sentinel=True)
+    def _join(self, request: messages.Join) -> messages.Joined:
+        self._leave(request)
+        self._locks.standing.clear()
+        return messages.Joined(sentinel=True)
 
-    def _renew(self, ask: asks.Renew) -> asks.Standing:
+    def _renew(self, request: messages.Renew) -> messages.Standing:
         held = holders(self.session)
         mine = {role: token for role, token in self._terms.items() if self._holds(held, role)}
-        return asks.Standing(
+        return messages.Standing(
             alive=True,
             held=tuple(Held(role, token) for role, token in mine.items()),
-            vacant=tuple(Vacancy(role, 0) for role in sorted(self._book.standing) if self._book[role] not in held),
-            alone_in=tuple(role for role in ask.alone_in if clock.now() >= self._book.left_free_until[role]),
+            vacant=tuple(Vacancy(role, 0) for role in sorted(self._locks.standing) if self._locks[role] not in held),
+            alone_in=tuple(role for role in request.alone_in if clock.now() >= self._locks.left_free_until[role]),
         )
 
-    def _resume(self, ask: asks.Resume) -> asks.Standing:
-        """Refuse: the locks are gone with the connection, and others may have them."""
-        return asks.Standing(alive=False)
+    def _resume(self, request: messages.Resume) -> messages.Standing:
+        """Refuse: the locks ended with the connection, and other processes may have them."""
+        return messages.Standing(alive=False)
 
-    def _stand(self, ask: asks.Stand) -> asks.Done:
-        self._book.standing.update(ask.roles)
-        self._book.standing.difference_update(ask.withdrawn)
-        return asks.Done()
+    def _stand(self, request: messages.Stand) -> messages.Done:
+        self._locks.standing.update(request.roles)
+        self._locks.standing.difference_update(request.withdrawn)
+        return messages.Done()
 
-    def _acquire(self, ask: asks.Acquire) -> asks.Acquired:
+    def _acquire(self, request: messages.Acquire) -> messages.Acquired:
         """Try each lock once; one that this connection has already is not taken twice."""
         held = holders(self.session)
-        missing = [role for role in ask.roles if not self._holds(held, role)]
-        for role in ask.roles:  # before the tries: where one of them fails, the locks that the others took stay
+        missing = [role for role in request.roles if not self._holds(held, role)]
+        # The terms are counted before the tries: if one of these fails, the locks that the others took stay.
+        for role in request.roles:
             self._count += 1
             self._terms[role] = self._count
-        tries = self.session.read(*(Step(_TRY, {"lock_id": self._book[role]}) for role in missing))
+        tries = self.session.read(*(Step(_TRY, {"lock_id": self._locks[role]}) for role in missing))
         refused = {role for role, tried in zip(missing, tries, strict=True) if not tried.rows[0][0]}
         for role in refused:
             del self._terms[role]
-        return asks.Acquired({role: self._terms[role] for role in ask.roles if role not in refused})
+        return messages.Acquired({role: self._terms[role] for role in request.roles if role not in refused})
 
-    def _vacate(self, ask: asks.Vacate) -> asks.Vacated:
-        if ask.role in self._terms:
-            self._book.left_free_until[ask.role] = clock.now() + LEFT_FREE_S
-            self.session.read(Step(_RELEASE, {"lock_id": self._book[ask.role]}))
-            del self._terms[ask.role]  # not before: a release that failed is asked for again
-        return asks.Vacated(done=True)
+    def _vacate(self, request: messages.Vacate) -> messages.Vacated:
+        if request.role in self._terms:
+            self._locks.left_free_until[request.role] = clock.now() + LEFT_FREE_S
+            self.session.read(Step(_RELEASE, {"lock_id": self._locks[request.role]}))
+            # Deleted after the release: a release that fails is requested again.
+            del self._terms[request.role]
+        return messages.Vacated(done=True)
 
-    def _leaders(self, ask: asks.Leaders) -> asks.LeadersAre:
-        """Know nobody: a lock has no name."""
-        return asks.LeadersAre(())
+    def _leaders(self, request: messages.Leaders) -> messages.LeadersAre:
+        """Return no leaders: a lock does not name its holder."""
+        return messages.LeadersAre(())
 
-    def _tidy(self, ask: asks.Tidy) -> asks.Done:
-        return asks.Done()
+    def _tidy(self, request: messages.Tidy) -> messages.Done:
+        return messages.Done()
 
-    def _leave(self, ask: asks.Leave | asks.Join) -> asks.Done:
+    def _leave(self, request: messages.Leave | messages.Join) -> messages.Done:
         self.session.read(Step(_RELEASE_ALL, {}))
         self._terms.clear()
-        return asks.Done()
+        return messages.Done()
 
     def _holds(self, held: dict[int, int], role: str) -> bool:
-        return held.get(self._book[role]) == self.session.pid
+        return held.get(self._locks[role]) == self.session.pid
 
 
 class LockSentinel(AdvisorySentinel):
     """Waits for a role's lock instead of a member's."""
 
     def lock(self, key: int) -> str:
-        """Return a lock as the server's functions want it."""
         return f"cast({int(key)} as bigint)"
 
 
-class LockWatch(Watch):
-    """The watch lane's asks: who else has a lock is somebody to wait for."""
+class LockWatch(WatchStore):
+    """The watch lane's requests. A role whose lock another process holds counts as a member to wait for."""
 
-    def __init__(self, session: PostgresSession, namespace: str, book: LockBook) -> None:
-        """Work on an open, direct session."""
+    def __init__(self, session: PostgresSession, namespace: str, role_locks: RoleLocks) -> None:
         self._waiter = LockSentinel(session)
-        super().__init__(session, self._waiter, Bystander(), namespace, lambda: None)
-        self._book = book
+        super().__init__(session, self._waiter, WatchActions(), namespace, lambda: None)
+        self._locks = role_locks
         self._server = lock_server(session)
 
-    def look(self, member_id: str, wait_for: int | None = None, seconds: float = 0.0) -> asks.Looked:
-        """Wait for a lock to be freed, so long at most; then see which are held by others, and which by nobody."""
-        if wait_for is not None:  # not in one round trip with the rest: what it was granted would show as held
+    def look(self, member_id: str, wait_for: int | None = None, seconds: float = 0.0) -> messages.Looked:
+        """Wait up to ``seconds`` for a lock to be freed; then read which locks others hold, and which are free."""
+        # Not in one round trip with the rest: the lock that the wait is granted would show as held.
+        if wait_for is not None:
             self._waiter.wait(wait_for, seconds)
         (locks,), _ = self._waiter.survey(None, 0, Step(_LOCKS, {}))
         held = dict(locks.rows)
-        keys = [(role, self._book[role]) for role in sorted(self._book.standing)]
+        keys = [(role, self._locks[role]) for role in sorted(self._locks.standing)]
         others = tuple(
-            # Nobody's silence or death is judged here: the server knows who has a lock.
+            # No silence or death is judged here: the server knows which process has a lock.
             Sighting(role, FOREVER, 0, key, 0, "", sentinel_stands=True)
             for role, key in keys
             if held.get(key, self.control_pid) != self.control_pid
         )
         vacancy = any(key not in held for _, key in keys)
-        return asks.Looked(self._server, others, vacancy, self._waiter.slice_s)
+        return messages.Looked(self._server, others, vacancy, self._waiter.slice_s)
 
 
 def lock_server(session: PostgresSession) -> Server:
-    """Return which server this is: its locks live as long as it runs, and nothing else matters here."""
+    """Return which server this is. Its locks last as long as it runs, and nothing else matters here."""
     return Server(session.server_start, "lock")
+
+
+class LockBackend(PostgresBackend):
+    """PostgreSQL's advisory locks alone."""
+
+    mode: str | None = "lock"
+    has_tokens = False
+
+    def __init__(self, settings: NodeSettings) -> None:
+        super().__init__(settings)
+        self._locks = RoleLocks(settings.namespace)
+
+    def assign_lock(self, role: str, lock_id: int | None) -> None:
+        self._locks.assign(role, lock_id)
+
+    def open_control(self, server_answered: backend.TellStart = backend.ignore_start) -> backend.Control:
+        session = self._open("control", self._settings.renew_every)
+        server_answered(session.server_start)
+        with backend.closing_on_error(session), self._connector.time_limit(session.connection, backend.OPEN_TIMEOUT_S):
+            if not AdvisorySentinel(session).holds():
+                raise StoreUnavailable("mode='lock' needs advisory locks, which have no effect here: use mode='lease'")
+        store = LockStore(session, self._settings.namespace, backend.this_process(), self._locks)
+        return store, session, Opened(*store.open(timing.DEFAULT_MAX_TTL_S))
+
+    def open_watch(self) -> backend.Watch:
+        session = self._open_watch_session()
+        return LockWatch(session, self._settings.namespace, self._locks), session

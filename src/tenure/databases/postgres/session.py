@@ -1,25 +1,37 @@
-"""PostgreSQL by psycopg: a session of the node's own, on a direct connection or through a pooler."""
+"""PostgreSQL by psycopg: a session for the node, on a direct connection or through a pooler."""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tenure.asks import Server
-from tenure.dialects import Dialect
-from tenure.dialing import load, shut_down
-from tenure.schema import ANOTHER_SERVER
-from tenure.session import Failed, Gone, Result, Run, Step, wait_readable
+from tenure import clock
+from tenure.core.timing import LONG_AGO
+from tenure.databases.connecting import load, shut_down_socket
+from tenure.databases.postgres.schema import PostgresSchema
+from tenure.store.dialects import Dialect
+from tenure.store.session import Failed, Gone, LaneSession, Result, Run, Step, wait_readable
+from tenure.store.tables import ANOTHER_SERVER
 
 if TYPE_CHECKING:
     import psycopg
 
+log = logging.getLogger("tenure.postgres")
 
-class Backend(NamedTuple):
-    """The server's process behind a connection, and the server, as a fresh connection finds them."""
+FLOOD_PER_S = 500
+DEAF_S = 60.0
+"""Any database user can send notifications: after FLOOD_PER_S in a second, a session does not listen for DEAF_S."""
+
+# The commit need not wait for the disk or for a replica: after a crash, nodes check anyway.
+_NOTIFY = "select pg_catalog.pg_notify(:channel, :payload), pg_catalog.set_config('synchronous_commit', 'off', true)"
+
+
+class ServerProcess(NamedTuple):
+    """The server's process behind a connection, and the server, as a new connection finds them."""
 
     pid: int
     started: str
@@ -29,76 +41,88 @@ class Backend(NamedTuple):
 
 
 class PipelinedResult:
-    """A result that is fetched when somebody looks at it: until then its statement waits for company."""
+    """A result that is fetched when it is read: until then its statement can be sent with others."""
 
     def __init__(self, cursor: psycopg.Cursor[Any]) -> None:
-        """Remember the cursor of a statement on its way."""
         self._cursor = cursor
         self._rows: Sequence[tuple[Any, ...]] | None = None
 
     @property
     def rows(self) -> Sequence[tuple[Any, ...]]:
-        """Its rows."""
         # Not a cached_property: before Python 3.12 that holds one lock for all instances while it waits for the server,
-        # so that one connection's wait would be every connection's.
+        # so every connection would wait for the slowest.
         if self._rows is None:
             try:
                 self._rows = self._cursor.fetchall()
-            except load().DataError as error:  # a time in the year 10000, or `infinity`
+            except load().DataError as error:  # such as a time in the year 10000, or `infinity`
                 raise Failed(f"a row of the tables cannot be read: {error}") from error
         return self._rows
 
     @property
     def count(self) -> int:
-        """How many rows it changed or returned; known when the transaction is over."""
+        """Return how many rows the statement changed or returned; known when the transaction is over."""
         return self._cursor.rowcount
 
 
-class PostgresSession:
-    """One connection of the node's own."""
+class PostgresSession(LaneSession):
+    """One connection of the node."""
 
     pooled = False
-    """Whether the connection leads through a pooler, so that the server's process behind it changes at will."""
+    """Whether the connection leads through a pooler, so that the server's process behind it may change."""
 
-    def __init__(self, connection: psycopg.Connection[Any], dialect: Dialect, backend: Backend) -> None:
-        """Take over an open connection in autocommit mode."""
+    def __init__(self, connection: psycopg.Connection[Any], dialect: Dialect, backend: ServerProcess) -> None:
+        """Use an open connection in autocommit mode."""
         self.connection = connection
         self.dialect = dialect
-        self._server: Server | None = None
+        self.schema = PostgresSchema(dialect)
         self._fatal = False
+        self.was_cut = False
+        """Whether the node cut the connection because the server did not answer."""
+        self._untold: list[Step] = []
         self._notes: list[str] = []
-        self._heard: set[str] = set()
+        self._channels: set[str] = set()
+        self._counted_from, self._counted = LONG_AGO, 0
+        self._deaf_until = LONG_AGO
         connection.add_notice_handler(self._noticed)
-        connection.add_notify_handler(lambda note: self._notes.append(note.payload))
+        connection.add_notify_handler(lambda note: self._hear(note.payload))
         self.pid, self.started = backend.pid, backend.started
         self.server_start = backend.server_start
-        self.encoding = _codec(connection.info.parameter_status("server_encoding") or "UTF8")
+        server_encoding = connection.info.parameter_status("server_encoding") or "UTF8"
+        self.encoding = _codec(server_encoding)
+        self._utf8 = server_encoding == "UTF8"
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Run]:
-        """Run steps in one transaction; those given together travel together, and BEGIN and COMMIT with them.
+        """Run steps in one transaction. Steps that are given together are sent together, with BEGIN and COMMIT.
 
-        Not by psycopg's own transaction(): it waits for the server after BEGIN and before COMMIT, and a node that is
+        psycopg's transaction() is not used: it waits for the server after BEGIN and before COMMIT, and a node that is
         cut off in between leaves its transaction open on the server.
+
+        Notifications follow the commit in a separate transaction: any database user can fill the server's queue of
+        notifications, and then a transaction that notifies cannot commit.
         """
-        with self._translated():
-            try:
-                with self._pipeline():
-                    self._begin()
-                    yield self._run
-                    self.connection.execute("commit")
-            except BaseException:
-                with contextlib.suppress(load().Error):
-                    self.connection.rollback()
+        commit: psycopg.Cursor[Any] | None = None
+        try:
+            with self._translated():
+                try:
+                    with self._pipeline():
+                        self._begin()
+                        yield self._run
+                        commit = self.connection.execute("commit")
+                        self._tell()
+                except BaseException:
+                    with contextlib.suppress(load().Error):
+                        self.connection.rollback()
+                    raise
+        except Failed as error:
+            if commit is None or commit.statusmessage != "COMMIT":
                 raise
+            log.info("a notification was not sent, so the other nodes find out at their next check: %s", error)
+        finally:
+            self._untold.clear()
 
     def _begin(self) -> None:
         self.connection.execute("begin")
-
-    def run(self, *steps: Step) -> Sequence[Result]:
-        """Run some steps as one transaction, in one round trip."""
-        with self.transaction() as run:
-            return run(*steps)
 
     def read(self, *steps: Step) -> Sequence[Result]:
         """Run some queries in order, in one round trip."""
@@ -107,7 +131,7 @@ class PostgresSession:
 
     @contextlib.contextmanager
     def _pipeline(self) -> Iterator[None]:
-        """Send without waiting. The block's error is raised outside: psycopg would log what follows from it."""
+        """Send without waiting for replies. The block's error is raised outside: psycopg would log its consequences."""
         failure: BaseException | None = None
         try:
             with self.connection.pipeline() as pipeline:
@@ -129,7 +153,7 @@ class PostgresSession:
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn the driver's errors into the two that matter: the connection is gone, or a statement failed."""
+        """Turn the driver's errors into ``Gone`` and ``Failed``."""
         psycopg = load()
         try:
             yield
@@ -141,46 +165,95 @@ class PostgresSession:
                 raise Gone(str(error)) from error
             raise Failed(str(error)) from error
         if self._fatal:
-            msg = "the server said good-bye"
-            raise Gone(msg)
+            raise Gone("the server ended the connection")
 
-    def notify(self, namespace: str, payload: str) -> Step | None:
-        """Return the step that tells the other nodes when the transaction commits."""
-        return notification(self.dialect, namespace, payload)
+    def tell(self, namespace: str, payload: str, where: Step | None = None) -> None:
+        parameters = {"channel": channel(self.dialect, namespace, payload.partition(" ")[0]), "payload": payload}
+        if where is None:
+            self._untold.append(Step(_NOTIFY, parameters))
+        else:
+            self._untold.append(Step(f"{_NOTIFY} where exists ({where.text})", parameters | where.parameters))
+
+    def _tell(self) -> None:
+        """Send the notifications, in a transaction that the server skips if the one before it failed."""
+        if self._untold:
+            self.connection.execute("begin")
+            self._run(*self._untold)
+            self.connection.execute("commit")
 
     def listen(self, namespace: str, kind: str) -> None:
-        """Hear what the other nodes tell, if it is of this kind. Each has a channel: who need not wake sleeps on."""
-        if kind not in self._heard:
+        """Receive notifications of this kind. Each kind has a channel, so a node is not woken by kinds it does not use.
+
+        Only in a database in UTF-8: elsewhere the server may be unable to convert a payload for the client, and it ends
+        a connection to which it cannot send a notification.
+        """
+        name = channel(self.dialect, namespace, kind)
+        if name not in self._channels and self._utf8:
+            self._channels.add(name)
+            if self._deaf_until == LONG_AGO:
+                self._listen(name)
+
+    def _listen(self, *names: str) -> None:
+        """Listen to channels. If that fails, poll for a while instead: a server with a full queue may take too long."""
+        try:
             with self._translated():
-                self.connection.execute(f'listen "{_channel(self.dialect, namespace, kind)}"')
-            self._heard.add(kind)
+                for name in names:
+                    self.connection.execute(f'listen "{name}"')
+        except Failed as error:
+            self.be_deaf(f"cannot listen to notifications ({error})")
+
+    def _hear(self, payload: str) -> None:
+        """Count a notification, and keep it unless there are too many."""
+        now = clock.now()
+        if now >= self._counted_from + 1:
+            self._counted_from, self._counted = now, 0
+        self._counted += 1
+        if self._counted <= FLOOD_PER_S:
+            self._notes.append(payload)
+
+    def limit_notifications(self) -> None:
+        """Stop listening while there are too many notifications: reading them would leave no time for renewals."""
+        if self._deaf_until != LONG_AGO and clock.now() >= self._deaf_until:
+            self._deaf_until = LONG_AGO
+            self._listen(*sorted(self._channels))
+        elif self._deaf_until == LONG_AGO and self._counted > FLOOD_PER_S:
+            self._counted = 0
+            with self._translated():
+                self.connection.execute("unlisten *")
+            self.be_deaf(f"too many notifications, more than {FLOOD_PER_S} in a second")
+
+    def be_deaf(self, why: str) -> None:
+        """Do not listen for a while, and poll once a second instead."""
+        self._deaf_until = clock.now() + DEAF_S
+        whose = self.connection.info.parameter_status("application_name")
+        log.warning("%s: %s; polling once a second instead, for %g s", whose, why, DEAF_S)
 
     def idle(self, waker: socket.socket, seconds: float | None) -> list[str]:
         """Wait for the waker, a notification or the end of the connection; return the notifications.
 
-        The socket is watched all the time: a server that ends the connection says so before it frees the sentinel,
-        so this node knows before the others can act on it.
+        The socket is watched all the time. A server that ends the connection reports that before it frees the sentinel,
+        so this node knows before other nodes can act on it.
         """
-        if not self._notes:
-            wait_readable([self.connection.fileno(), waker], seconds)
         with self._translated():
+            if not self._notes:
+                wait_readable([self.connection.fileno(), waker], seconds)
             raw = self.connection.pgconn
             raw.consume_input()
             while note := raw.notifies():
-                self._notes.append(note.extra.decode())
+                self._hear(note.extra.decode())
         notes, self._notes = self._notes, []
         return notes
 
     def _noticed(self, diagnostic: Any) -> None:
-        """Hear a good-bye that came between two calls."""
+        """Notice that the server ends the connection, between two calls."""
         if diagnostic.severity_nonlocalized in ("FATAL", "PANIC"):
-            self._good_bye()
+            self._server_ends()
 
     def _listen_to(self, pipeline: Any) -> None:
-        """Hear a good-bye that comes as the answer to a call.
+        """Notice that the server ends the connection, in the reply to a call.
 
-        psycopg hands its errors over when everything that was asked has been answered, here by the connection's end;
-        so the results are looked at on their way. If a release of psycopg has no such way, that is when it is heard.
+        psycopg raises an error after all replies have arrived, which here is the connection's end. So each result is
+        examined on its way in. If a release of psycopg has no such hook, the error is noticed when psycopg raises it.
         """
         pq = load().pq
         process: Any = getattr(pipeline, "_process_results", None)
@@ -192,51 +265,43 @@ class PostgresSession:
                 if result.status == pq.ExecStatus.FATAL_ERROR:
                     severity = result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED)
                     if severity in (b"FATAL", b"PANIC"):
-                        self._good_bye()
+                        self._server_ends()
             process(queued, results)
 
         pipeline._process_results = listening  # noqa: SLF001 - see above
 
-    def _good_bye(self) -> None:
-        """Cut short whatever is on its way: it would wait for the connection's end, and the sentinel falls before."""
+    def _server_ends(self) -> None:
+        """Cut calls under way: they would wait for the connection's end, and the sentinel is freed before that."""
         self._fatal = True
         self.abort()
-
-    def server(self) -> Server:
-        """Return which server this is; it cannot change under a connection."""
-        if self._server is None:
-            ((incarnation,),) = self.read(Step("select {schema}incarnation()", {}))[0].rows
-            self._server = Server(self.server_start, incarnation, int(incarnation.rsplit(":", 1)[1]))
-        return self._server
 
     def fileno(self) -> int:
         """Return the descriptor of the connection's socket."""
         return self.connection.fileno()
 
     def abort(self) -> None:
-        """Make whatever hangs on this connection fail at once, from any thread."""
-        shut_down(self.connection)
+        self.was_cut = not self._fatal
+        shut_down_socket(self.connection)
 
     def close(self) -> None:
-        """Close the connection."""
         with contextlib.suppress(Exception):
             self.connection.close()
 
 
 class PooledSession(PostgresSession):
-    """A connection that leads through a pooler: any transaction may run on another connection of the pooler's.
+    """A connection that leads through a pooler, which may run any transaction on another connection to the server.
 
-    So nothing may outlive a transaction: every setting is made inside each one and goes with it, nothing is prepared,
-    nobody listens. The pooler may be switched to another server, too: each transaction makes sure, on the server, that
-    it is the one that was met first; else the session is gone.
+    So nothing may outlive a transaction: every transaction makes its own settings, nothing is prepared, and the session
+    does not listen. The pooler may also be switched to another server: each transaction checks, on the server, that it
+    is still the same server; if not, the session is gone.
     """
 
     pooled = True
 
     def __init__(
-        self, connection: psycopg.Connection[Any], dialect: Dialect, backend: Backend, settings: dict[str, str]
+        self, connection: psycopg.Connection[Any], dialect: Dialect, backend: ServerProcess, settings: dict[str, str]
     ) -> None:
-        """Take over an open connection in autocommit mode; ``settings`` hold in every transaction."""
+        """Use an open connection in autocommit mode; ``settings`` hold in every transaction."""
         super().__init__(connection, dialect, backend._replace(pid=0, started=""))
         made = ", ".join(f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in settings.items())
         self._settings = f"select {made}"
@@ -245,37 +310,31 @@ class PooledSession(PostgresSession):
         self.connection.execute("begin isolation level read committed, read write")
         self.connection.execute(self._settings)
         if self._server is not None:
-            text = self.dialect.text("select {schema}same_server(:incarnation)")
-            self.connection.execute(text, {"incarnation": self._server.incarnation})
+            text = self.dialect.text("select {schema}same_server(:line)")
+            self.connection.execute(text, {"line": self._server.line})
 
     def read(self, *steps: Step) -> Sequence[Result]:
-        """Run some queries in order, in a transaction: the settings and the look at the server belong to it."""
+        """Run some queries in a transaction, which brings the settings and the check of the server."""
         return self.run(*steps)
 
     def listen(self, namespace: str, kind: str) -> None:
-        """Do nothing: the pooler's connection would listen, for whoever has it next."""
+        """Do nothing: the pooler's connection would listen, and its next client would get the notifications."""
 
 
-def notification(dialect: Dialect, namespace: str, payload: str) -> Step:
-    """Return the step that tells the nodes of a namespace when the transaction commits."""
-    parameters = {"channel": _channel(dialect, namespace, payload.partition(" ")[0]), "payload": payload}
-    return Step("select pg_catalog.pg_notify(:channel, :payload)", parameters)
-
-
-def _channel(dialect: Dialect, namespace: str, kind: str) -> str:
-    """Return a name of fixed length: LISTEN cuts long names off where NOTIFY refuses them."""
-    import hashlib  # noqa: PLC0415 - it loads OpenSSL, which nobody needs who does not come here
+def channel(dialect: Dialect, namespace: str, kind: str) -> str:
+    """Return a channel's name. Its length is fixed: LISTEN truncates long names, and NOTIFY refuses them."""
+    import hashlib  # noqa: PLC0415 - it loads OpenSSL, which is only needed here
 
     digest = hashlib.sha256(f"{dialect.prefix}{kind} {namespace}".encode()).hexdigest()
     return f"tenure_{digest[:32]}"
 
 
 def _codec(server_encoding: str) -> str:
-    """Return Python's name of a server's encoding. SQL_ASCII takes any bytes, so it holds UTF-8; others are guessed."""
+    """Return Python's name for a server's encoding. SQL_ASCII takes any bytes, so it holds UTF-8."""
     if server_encoding in ("UTF8", "SQL_ASCII"):
         return "utf-8"
     name = server_encoding.replace("WIN", "cp").replace("KOI8", "koi8_")
     try:
         return codecs.lookup(name).name
     except LookupError:
-        return "ascii"  # which all of them hold
+        return "ascii"  # every encoding includes it

@@ -1,4 +1,4 @@
-"""The examination of a SQLite file. It is opened, but neither created nor changed."""
+"""The examination of a SQLite file. The file is opened, but neither created nor changed."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ import random
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from tenure import diagnosis
-from tenure.diagnosis import Finding, error, fine, made, milliseconds, one_line, warning
-from tenure.mounts import network_file_system
-from tenure.session import Failed, Step
+from tenure.databases import doctor
+from tenure.databases.doctor import Checks, Finding, error, milliseconds, ok, one_line, run_checks, warning
+from tenure.databases.sqlite.connect import SqliteConnector
+from tenure.databases.sqlite.filesystem import DatabaseFile, file_id, may_write, network_file_system
+from tenure.databases.sqlite.sentinel import FileSentinel
+from tenure.databases.sqlite.session import SqliteSession
 from tenure.settings import NodeSettings
-from tenure.sqlite import FileSentinel, SqliteConnector, SqliteSession, may_write
+from tenure.store.session import Failed, Step
 
 WRITES = 5
-PERMIT = "give this user the permission, or another file"
+PERMIT = "give this user the permission, or use another file"
 
 
 @dataclass
-class Case:
-    """What the checks look at."""
+class Case(doctor.Case):
+    """What the checks examine on SQLite."""
 
-    settings: NodeSettings
-    path: Path
     session: SqliteSession
+    path: Path
 
 
 def examine(settings: NodeSettings) -> Iterator[Finding]:
@@ -55,83 +56,81 @@ def examine(settings: NodeSettings) -> Iterator[Finding]:
     except sqlite3.Error as failure:
         yield error("file", f"{str(path)!r} cannot be opened: {failure}", PERMIT)
         return
-    with contextlib.closing(SqliteSession(connection)) as session:
-        yield from made(CHECKS, Case(settings, path, session))
+    file = DatabaseFile(path, file_id(path, companions=False), companions=False)
+    with contextlib.closing(SqliteSession(connection, file)) as session:
+        yield from run_checks(CHECKS, Case(settings, session, path))
 
 
 def _places(path: Path, sentinels: Path) -> Iterator[Finding]:
-    """Look at the directory, the file and the sentinels' directory, without opening anything."""
+    """Check the directory, the file and the sentinels' directory, without opening anything."""
     if not path.parent.is_dir():
-        yield error("directory", f"there is no {str(path.parent)!r}", "create it")
+        yield error("directory", f"{str(path.parent)!r} does not exist", "create it")
         return
     if may_write(path.parent):
-        yield fine("directory", f"{str(path.parent)!r} is writable, and on a local disk")
+        yield ok("directory", f"{str(path.parent)!r} is writable, and on a local disk")
     else:
-        yield error(
-            "directory", f"this user may not write to {str(path.parent)!r}, where SQLite's log has to be", PERMIT
-        )
+        text = f"this user may not write to {str(path.parent)!r}, where SQLite's log has to be"
+        yield error("directory", text, PERMIT)
     if not path.exists():
-        yield warning("file", f"there is no {str(path)!r} yet: a node that starts creates it", "run `tenure init`")
+        yield warning("file", f"{str(path)!r} does not exist yet: a node that starts creates it", "run `tenure init`")
     elif not path.is_file():
-        yield error("file", f"{str(path)!r} is no file", "give the path of a file")
+        yield error("file", f"{str(path)!r} is not a file", "give the path of a file")
     elif may_write(path):
-        yield fine("file", f"{str(path)!r} is writable, by SQLite {sqlite3.sqlite_version}")
+        yield ok("file", f"{str(path)!r} is writable, by SQLite {sqlite3.sqlite_version}")
     else:
         yield error("file", f"this user may not write to {str(path)!r}", PERMIT)
     if not sentinels.exists():
-        yield fine("sentinels", f"{str(sentinels)!r} comes with the first node")
+        yield ok("sentinels", f"{str(sentinels)!r} is created by the first node")
     elif sentinels.is_dir() and may_write(sentinels):
-        yield fine("sentinels", f"{str(sentinels)!r} is writable")
+        yield ok("sentinels", f"{str(sentinels)!r} is writable")
     else:
         yield error("sentinels", f"this user may not write to {str(sentinels)!r}", PERMIT)
 
 
 def _locks(case: Case) -> Iterator[Finding]:
-    """Take a lock in a directory of its own beside the file, and try to take it again."""
+    """Check that file locks work: take one in a new directory beside the file, and try to take it again."""
     elsewhere = "give a file on a local disk"
     key = random.getrandbits(31)
     try:
         with tempfile.TemporaryDirectory(dir=case.path.parent, prefix=".tenure-") as place:
             first, second = (FileSentinel(Path(place), case.session, threading.Event()) for _ in range(2))
-            stands = first.hold(key) and not second.hold(key)
+            holds = first.hold(key) and not second.hold(key)
             for sentinel in (first, second):
                 sentinel.release(key)
     except OSError as failure:
         yield error("locks", f"no file lock can be taken: {failure}", elsewhere)
         return
-    if stands:
-        yield fine("locks", "a file lock stands: a crash is noticed at once")
+    if holds:
+        yield ok("locks", "file locks hold: a crash is noticed at once")
     else:
         yield error("locks", f"file locks do not hold in {str(case.path.parent)!r}", elsewhere)
 
 
-def _content(case: Case) -> Iterator[Finding]:
-    """Look at how the file is written, the tables and what is in them."""
+def _tables(case: Case) -> Iterator[Finding]:
+    """Check the journal mode of the file, the tables, and what the tables contain."""
     try:
-        (((mode,),), ((names,),)) = (one.rows for one in case.session.read(Step("pragma journal_mode", {}), _NAMES))
+        (((mode,),), ((names,),)) = (
+            result.rows for result in case.session.read(Step("pragma journal_mode", {}), _NAMES)
+        )
     except Failed as failure:
         remedy = "give another file, or restore this one from a backup"
         yield error("file", f"{str(case.path)!r} cannot be read: {one_line(failure)}", remedy)
         return
     if mode == "wal":
-        yield fine("log", "write-ahead, so nobody waits for readers")
+        yield ok("log", "write-ahead, so writers do not wait for readers")
     else:
-        yield warning(
-            "log", f"journal mode is {mode}: a node that starts turns write-ahead logging on", "run `tenure init`"
-        )
+        text = f"journal mode is {mode}: a node that starts turns write-ahead logging on"
+        yield warning("log", text, "run `tenure init`")
     there = set(filter(None, (names or "").split(",")))
-    missing = {f"tenure_{name}" for name in ("meta", *diagnosis.created("table"))} - there
+    missing = {f"tenure_{name}" for name in ("meta", *doctor.created("table"))} - there
     if "tenure_meta" in missing and not there:
         yield warning("tables", "none in this file yet: a node that starts creates them", "run `tenure init`")
         return
     if missing:
-        remedy = "restore them from a backup, or take another file (tokens begin anew then)"
+        remedy = "restore them from a backup, or use another file (its tokens start again at 1)"
         yield error("tables", f"missing in this file: {', '.join(sorted(missing))}", remedy)
         return
-    (finding,) = diagnosis.version(case.session, may_migrate=True)
-    yield finding
-    if finding.level != "error":
-        yield from made(CHECKS_OF_TABLES, case)
+    yield from doctor.contents(case, CHECKS_OF_TABLES, may_migrate=True)
 
 
 _NAMES = Step(
@@ -140,25 +139,21 @@ _NAMES = Step(
 
 
 def _write(case: Case) -> Iterator[Finding]:
-    """Write something and take it back, through to the disk."""
+    """Measure how long writing takes: write a row to the disk, and delete it."""
     steps = [
         Step(text, {})
         for text in ("insert into {meta} values ('doctor', 0)", "delete from {meta} where name = 'doctor'")
     ]
     try:
         case.session.read(Step("pragma synchronous = full", {}))
-        write_s = diagnosis.median_s(lambda: case.session.run(*steps), WRITES)
+        write_s = doctor.median_s(lambda: case.session.run(*steps), WRITES)
     except Failed as failure:
-        waited = f"after {case.settings.renew_every:g} s of waiting: {one_line(failure)}"
-        yield error("write", f"none {waited}", "end the process that keeps the file locked (`fuser` names it)")
+        text = f"failed after {case.settings.renew_every:g} s of waiting: {one_line(failure)}"
+        yield error("write", text, "end the process that keeps the file locked (`fuser` names it)")
         return
-    yield fine("write", f"{milliseconds(write_s)}, the median of {WRITES}")
-    yield from diagnosis.pace(case.settings, write_s)
+    yield ok("write", f"{milliseconds(write_s)}, the median of {WRITES}")
+    yield doctor.pace(case.settings, write_s)
 
 
-CHECKS: dict[str, Callable[[Case], Iterator[Finding]]] = {"locks": _locks, "tables": _content}
-CHECKS_OF_TABLES: dict[str, Callable[[Case], Iterator[Finding]]] = {
-    "write": _write,
-    "namespace": lambda case: diagnosis.namespace(case.session, case.settings),
-    "members": lambda case: diagnosis.members(case.session, case.settings),
-}
+CHECKS: Checks[Case] = (_locks, _tables)
+CHECKS_OF_TABLES: Checks[Case] = (_write, doctor.namespace, doctor.members)

@@ -1,4 +1,4 @@
-"""APScheduler 3 (``pip install 'tenure[apscheduler]'``): a scheduler on every replica, at work on the leader.
+"""APScheduler 3 (``pip install 'tenure[apscheduler]'``): a scheduler on every replica; only the leader's runs jobs.
 
     from tenure.integrations.apscheduler import leader_only
 
@@ -8,20 +8,17 @@
     leader_only(scheduler, node)
     node.run()
 
-The scheduler is started, paused, with the node; resumed when the node is elected; paused and drained when its term is
-over. Each run is claimed under the fence before it begins, by the job's id and the moment at which it is due, in the
-node's database; so whatever a replica believes, and whatever its job store says, a run that somebody has claimed is
-nobody else's. See ``docs/how-to/apscheduler.md``.
+The node starts the scheduler paused, resumes it when it is elected, and pauses and drains it when its term is over.
+Before a run begins, it is claimed under the fence in the node's database, by the job's id and the moment at which it is
+due. So no run is made twice, whatever the state of a replica or its job store. See ``docs/how-to/apscheduler.md``.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tenure.async_node import AsyncNode
-from tenure.errors import ConfigError
+from tenure import AsyncNode, ConfigError, Node
 from tenure.integrations import extra
-from tenure.node import Node
 
 with extra("apscheduler"):
     from apscheduler.executors.pool import ProcessPoolExecutor
@@ -29,10 +26,10 @@ with extra("apscheduler"):
     from apscheduler.schedulers.background import BackgroundScheduler
     from apscheduler.schedulers.base import BaseScheduler
 
-from tenure.integrations.apscheduler.leading import Leading, Paused, PausedOnLoop
-from tenure.integrations.apscheduler.runs import AlreadyRan, Run, current_run
+from tenure.integrations.apscheduler.run import AlreadyRan, NotDone, Run, current_run
+from tenure.integrations.apscheduler.scheduler import Leading, Paused, PausedOnLoop
 
-__all__ = ["AlreadyRan", "Run", "current_run", "leader_only"]
+__all__ = ["AlreadyRan", "NotDone", "Run", "current_run", "leader_only"]
 
 DELIVERIES = ("at-most-once", "at-least-once")
 
@@ -48,20 +45,20 @@ def leader_only(
 ) -> None:
     """Let ``scheduler`` work only while ``node`` leads ``role``. Call it before the node is started.
 
-    Leave ``scheduler.start()`` and ``scheduler.shutdown()`` to the node. Every job needs an id of its own, the same on
-    every replica.
+    Leave ``scheduler.start()`` and ``scheduler.shutdown()`` to the node. Every job needs its own id, the same on every
+    replica.
 
     Args:
         scheduler: a BackgroundScheduler, or an AsyncIOScheduler, which runs on the event loop of an AsyncNode.
         node: a node that has not been started.
         role: the role to lead.
-        delivery: ``at-most-once``: a run is claimed, then it runs; ``at-least-once``: it is marked as done after it
-            ran, and what is not done when another node is elected runs there.
-        catch_up: how many missed runs of a job are made up for at most: the newest.
-        options: as for ``node.leader_only()``.
+        delivery: ``at-most-once``: a run is claimed, and then made. ``at-least-once``: a run is also marked as done
+            afterwards; if another node is elected before that, it makes the run again.
+        catch_up: how many missed runs of a job are made up for at most: the newest ones.
+        options: those of ``node.leader_only()``.
 
     Raises:
-        ConfigError: for a scheduler, an executor or a job that cannot be led.
+        ConfigError: for a scheduler, an executor or a job that cannot be used.
     """
     if delivery not in DELIVERIES:
         raise ConfigError(f"delivery={delivery!r} must be one of {', '.join(map(repr, DELIVERIES))}")
@@ -80,16 +77,16 @@ def _check(scheduler: BaseScheduler, node: Node | AsyncNode) -> None:
     kind = type(scheduler).__name__
     if not isinstance(scheduler, (BackgroundScheduler, AsyncIOScheduler)):
         raise ConfigError(
-            f"a {kind} cannot be led: use a BackgroundScheduler (with node.run() where the program has nothing else to "
+            f"a {kind} cannot be used: use a BackgroundScheduler (with node.run() if the program has nothing else to "
             "do), or an AsyncIOScheduler"
         )
     if isinstance(scheduler, AsyncIOScheduler) and not isinstance(node, AsyncNode):
         raise ConfigError("an AsyncIOScheduler runs on the event loop of its node: use an AsyncNode")
     if scheduler.running:
-        raise ConfigError("this scheduler runs already: leave scheduler.start() out, the node starts it")
+        raise ConfigError("this scheduler is already running: do not call scheduler.start(); the node starts it")
     for alias, executor in scheduler._executors.items():  # noqa: SLF001 - it has no public list
         if isinstance(executor, ProcessPoolExecutor):
             raise ConfigError(
-                f"executor {alias!r} is a process pool, and runs are claimed in this process: use threads, and start "
-                "processes in the job"
+                f"executor {alias!r} is a process pool, but runs are claimed in this process: use a thread pool, and "
+                "start processes in the job"
             )

@@ -1,13 +1,14 @@
-"""Where runs are made: an executor of APScheduler's calls a job for each due time, and each is claimed first.
+"""How a job is run: an executor of APScheduler calls it for each due time, after the run was claimed.
 
-An executor is given a stand-in for the job, whose function runs under a claim, and due times that remember which is the
-present one. Where runs are repeated (``at-least-once``), those of one job are made one after the other, in the order in
-which they are due: what the database keeps is the last one done.
+The executor gets a stand-in for the job, whose function runs under a claim, and an iterator over the due times that
+remembers the current one. If runs are repeated (``at-least-once``), the runs of one job follow each other in the order
+in which they are due, because the database keeps only the last run that is done.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 from collections import deque
@@ -17,10 +18,10 @@ from typing import Any
 
 import anyio
 
-from tenure.errors import LeadershipLost, NotLeader
+from tenure import LeadershipLost, NotLeader, Term
 from tenure.integrations import extra, job_name
-from tenure.integrations.apscheduler.runs import Run, perform, perform_async
-from tenure.term import Term
+from tenure.integrations.apscheduler.due_times import utc
+from tenure.integrations.apscheduler.run import Run, perform, perform_async
 
 with extra("apscheduler"):
     from apscheduler.executors.asyncio import AsyncIOExecutor
@@ -38,54 +39,46 @@ def key_of(job_id: str, alias: str | None) -> str:
 
 def key(job: Any) -> str:
     """Return the name of a job in the database."""
-    return key_of(job.id, job._jobstore_alias)  # noqa: SLF001 - it has no public name
+    return key_of(job.id, job._jobstore_alias)  # noqa: SLF001 - there is no public name for it
 
 
-class Line:
-    """What is known of one job under this term."""
+class PendingRuns:
+    """The runs of one job under this term."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self.dues: deque[datetime] = deque()
-        """Due times that wait for their run, where runs are repeated."""
+        """Due times whose runs have not begun, if runs are repeated."""
         self.batches = 0
         """How many batches of due times are under way."""
         self.last = False
-        """Whether no run comes after these: the job goes when they are over."""
+        """Whether no run follows these: the job is removed when they are over."""
 
 
 class Batch:
-    """A job and some due times, as an executor needs them: it iterates over the times, and calls the job for each."""
+    """A job and some of its due times. An executor iterates over the times, and calls the job for each.
 
-    def __init__(self, workshop: Workshop, job: Any, line: Line, dues: deque[datetime]) -> None:
-        """Hand out ``dues``, which may grow meanwhile."""
+    ``dues`` may grow meanwhile.
+    """
+
+    def __init__(self, executor: ClaimingExecutor, job: Any, pending: PendingRuns, dues: deque[datetime]) -> None:
         self.job = job
         self.key = key(job)
-        self.line = line
+        self.pending = pending
         self.dues = dues
         self.present: datetime | None = None
-        self._workshop = workshop
+        self._executor = executor
 
     def __iter__(self) -> Iterator[datetime]:
-        """Hand out the due times, oldest first."""
-        while (due := self._workshop.take(self)) is not None:
+        """Yield the due times, oldest first."""
+        while (due := self._executor.take(self)) is not None:
             self.present = due
             yield due
 
-    def call(self) -> Any:
-        """Run the job for the present due time."""
-        return self._workshop.run(self)
 
-    async def call_async(self) -> Any:
-        """Run the job, a coroutine function, for the present due time."""
-        return await self._workshop.run_async(self)
-
-
-class StandIn:
-    """What an executor takes for a job."""
+class ClaimedJob:
+    """A stand-in for a job, which an executor takes for the job itself."""
 
     def __init__(self, job: Any, function: Callable[[], Any], *, repeats: bool) -> None:
-        """Stand in for the job, with another function."""
         self._job = job
         self.id = job.id
         self.func = function
@@ -100,11 +93,13 @@ class StandIn:
         return str(self._job)
 
 
-class Workshop:
-    """The runs of one scheduler, under one term at a time."""
+class ClaimingExecutor:
+    """Claims and makes the runs of one scheduler, under one term at a time.
+
+    It calls ``over`` with a job whose last run is over.
+    """
 
     def __init__(self, role: str, catch_up: int, over: Callable[[Any], object], *, repeats: bool) -> None:
-        """Begin without a term; ``over`` is told of a job whose last run is over."""
         self._role = role
         self._catch_up = catch_up
         self._over = over
@@ -113,98 +108,99 @@ class Workshop:
         self._at_work = 0
         self._scopes: dict[anyio.CancelScope, asyncio.AbstractEventLoop] = {}
         self._seen: dict[str, datetime] = {}
-        """Up to which due time each job has been dealt with under this term."""
-        self._lines: dict[str, Line] = {}
+        """The last due time of each job, in UTC, that was handled under this term."""
+        self._pending: dict[str, PendingRuns] = {}
         self.term: Term | None = None
-        """The term to work under."""
+        """The current term; None while this node does not lead."""
 
     def open(self, term: Term, seen: Mapping[str, datetime]) -> None:
-        """Work under a term; ``seen`` says up to which due time jobs have been dealt with."""
+        """Begin a term; ``seen`` has the last due time of each job, in UTC, that was handled in earlier terms."""
         with self._changed:
-            self._lines, self._seen, self.term = {}, dict(seen), term
+            self._pending, self._seen, self.term = {}, dict(seen), term
 
     def close(self) -> None:
-        """Begin no run any more, and wait for those under way. Coroutines of a term that was lost are cancelled."""
+        """Start no more runs, and wait for those under way. If the term was lost, coroutines are cancelled."""
         with self._changed:
             term, self.term = self.term, None
-            for line in self._lines.values():
-                line.dues.clear()
+            for pending in self._pending.values():
+                pending.dues.clear()
             if term is not None and term.lost_reason not in (None, "resigned"):
                 for scope, loop in self._scopes.items():
                     loop.call_soon_threadsafe(scope.cancel)
             self._changed.wait_for(lambda: not self._at_work)
 
     def submit(self, executor: Any, job: Any, run_times: list[datetime]) -> None:
-        """Have an executor make the runs that are due. A job store that was set back does not bring old ones back."""
+        """Have an executor make the runs that are due, except those handled before: a restored store repeats them."""
         with self._changed:
             seen = self._seen.get(key(job))
-            fresh = [due for due in run_times if seen is None or due > seen]
+            fresh = [due for due in run_times if seen is None or utc(due) > seen]
             if self.term is None or not fresh:
                 return
-            self._seen[key(job)] = fresh[-1]
+            self._seen[key(job)] = utc(fresh[-1])
         self.make(executor, job, fresh)
 
     def make(self, executor: Any, job: Any, dues: list[datetime]) -> None:
-        """Have an executor make runs."""
+        """Have an executor run the job for each due time."""
         with self._changed:
-            line = self._lines.setdefault(key(job), Line())
+            pending = self._pending.setdefault(key(job), PendingRuns())
             if self._repeats:
-                line.dues.extend(dues)
-                self._limit(job, line)
-                if line.batches:  # it goes on with these
+                pending.dues.extend(dues)
+                self._limit(job, pending)
+                if pending.batches:  # the current batch continues with these
                     return
-            line.batches += 1
-        batch = Batch(self, job, line, line.dues if self._repeats else deque(dues))
+            pending.batches += 1
+        batch = Batch(self, job, pending, pending.dues if self._repeats else deque(dues))
         is_coroutine = isinstance(executor, AsyncIOExecutor) and iscoroutinefunction_partial(job.func)
-        stand_in = StandIn(job, batch.call_async if is_coroutine else batch.call, repeats=self._repeats)
+        function = functools.partial(self.run_async if is_coroutine else self.run, batch)
+        stand_in = ClaimedJob(job, function, repeats=self._repeats)
         try:
             type(executor).submit_job(executor, stand_in, batch)
         except BaseException:
             with self._changed:
-                line.batches -= 1
+                pending.batches -= 1
             raise
 
-    def _limit(self, job: Any, line: Line) -> None:
-        """Drop the oldest of too many."""
-        too_many = len(line.dues) - self._catch_up
+    def _limit(self, job: Any, pending: PendingRuns) -> None:
+        """Drop the oldest due times if there are too many."""
+        too_many = len(pending.dues) - self._catch_up
         if too_many > 0:
-            log.warning("job %s is slower than it is due: %d runs are dropped", job, too_many)
+            log.warning("job %s takes longer than the time between its runs: %d runs are dropped", job, too_many)
             for _ in range(too_many):
-                line.dues.popleft()
+                pending.dues.popleft()
 
     def is_last(self, name: str) -> bool:
-        """Take in that no run of a job comes after those under way; False if none is."""
+        """Note that no run of a job follows those under way; False if none is under way."""
         with self._changed:
-            line = self._lines.get(name)
-            if line is None or not line.batches:
+            pending = self._pending.get(name)
+            if pending is None or not pending.batches:
                 return False
-            line.last = True
+            pending.last = True
             return True
 
-    # What an executor calls ------------------------------------------------------------------------------------
+    # Called by executors ---------------------------------------------------------------------------------------
 
     def take(self, batch: Batch) -> datetime | None:
-        """Return the next due time of a batch; None at its end."""
-        line = batch.line
+        """Return the next due time of a batch; None if there is none left."""
+        pending = batch.pending
         with self._changed:
             if batch.dues:
                 return batch.dues.popleft()
-            line.batches -= 1
-            is_over = line.last and not line.batches and self.term is not None
+            pending.batches -= 1
+            is_over = pending.last and not pending.batches and self.term is not None
         if is_over:
             self._over(batch.job)
         return None
 
     def run(self, batch: Batch) -> Any:
-        """Make the present run."""
+        """Claim the run of the current due time, and call the job."""
         run = self._enter(batch)
         try:
             return perform(run, batch.job, repeats=self._repeats)
         finally:
-            self._leave(run, batch.line)
+            self._leave(run, batch.pending)
 
     async def run_async(self, batch: Batch) -> Any:
-        """Make the present run of a coroutine function."""
+        """Do the same as ``run``, for a job that is a coroutine function."""
         run = self._enter(batch)
         scope = anyio.CancelScope()
         try:
@@ -213,7 +209,7 @@ class Workshop:
                 return await perform_async(run, batch.job, repeats=self._repeats)
         finally:
             self._scopes.pop(scope, None)
-            self._leave(run, batch.line)
+            self._leave(run, batch.pending)
         raise LeadershipLost(f"{run!r} was cancelled: the term is over", role=self._role, token=run.term.token)
 
     def _enter(self, batch: Batch) -> Run:
@@ -221,16 +217,16 @@ class Workshop:
         with self._changed:
             if self.term is None:
                 raise NotLeader(
-                    f"role {self._role!r}: this node leads no more, so job {batch.key!r}, due "
-                    f"{batch.present.isoformat()}, is left to whoever does",
+                    f"role {self._role!r}: this node does not lead any more, so job {batch.key!r}, due "
+                    f"{batch.present.isoformat()}, is left to the next leader",
                     role=self._role,
                 )
             self._at_work += 1
             return Run(batch.key, batch.present, self.term)
 
-    def _leave(self, run: Run, line: Line) -> None:
+    def _leave(self, run: Run, pending: PendingRuns) -> None:
         with self._changed:
             self._at_work -= 1
             if self._repeats and not run.done:
-                line.last = False  # it is not over
+                pending.last = False  # the run is repeated, so the job is not over
             self._changed.notify_all()

@@ -2,10 +2,10 @@
 
     settings.py   TENURE = {"DATABASE": "default", "TTL": 10}      # both are the defaults
     apps.py       leader_only("scheduler", tick)                   # in ready(): what runs on the leader alone
-    wsgi.py       start()                                          # this process serves, so its node stands
+    wsgi.py       start()                                          # this process serves, so its node may lead
 
-Nothing is elected by importing, migrating or testing: a node stands only where :func:`start` was called, inside a
-command with :func:`leader_command`, and under ``manage.py tenure_run``.
+Importing, migrating and testing start no election. A node is a candidate only in a process that called :func:`start`,
+in a command with :func:`leader_command`, and under ``manage.py tenure_run``.
 """
 
 from __future__ import annotations

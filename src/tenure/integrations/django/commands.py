@@ -1,4 +1,4 @@
-"""A management command that works only while it leads."""
+"""Management commands that work only while their process leads."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ from typing import Any, TypeVar
 
 from django.core.management.base import BaseCommand, CommandError
 
-from tenure.errors import Fenced, LeadershipLost, TenureError, WaitTimeout
+from tenure import Fenced, LeadershipLost, Node, TenureError, WaitTimeout
 from tenure.integrations.django.conf import node_arguments
-from tenure.node import Node
-
-SOMEBODY_ELSE_LEADS, LEADERSHIP_LOST, TIMED_OUT, UNUSABLE = 75, 76, 124, 2
-"""The exit codes of ``tenure run``."""
-DECIDED_WITHIN_S = 5.0
 
 CommandT = TypeVar("CommandT", bound=BaseCommand)
 
@@ -22,15 +17,17 @@ CommandT = TypeVar("CommandT", bound=BaseCommand)
 def leader_command(role: str, *, wait: bool | float = True) -> Callable[[type[CommandT]], type[CommandT]]:
     """Let a command's ``handle()`` run only while this process leads ``role``: a decorator for its class.
 
-    ``wait`` is what it does while somebody else leads: wait (True), wait for so many seconds, or end at once (False).
-    ``handle()`` finds the term in ``self.term``: it calls ``self.term.ensure()`` as it goes, and fences what it writes.
-    Nobody can stop it from outside; where it must not outlive its term, use ``manage.py tenure_run``.
+    ``wait`` is what the command does while another node leads: wait (True), wait so many seconds (a number), or exit
+    (False). ``handle()`` finds the term in ``self.term``. It should call ``self.term.ensure()`` from time to time, and
+    fence its writes. Nothing stops it from outside: if it must not outlive its term, use ``manage.py tenure_run``.
 
-    The command ends as ``tenure run`` does, with a line that says why: 75 somebody else leads, 124 not elected in
-    time, 76 leadership lost, 2 the database cannot be used.
+    The exit codes are those of ``tenure run``, with a line that gives the reason: 75 another node leads, 124 not
+    elected in time, 76 leadership lost, 2 the database cannot be used.
     """
 
     def decorate(command: type[CommandT]) -> type[CommandT]:
+        from tenure.cli import exit_codes  # noqa: PLC0415 - loads click, which a process that serves does not need
+
         handle = command.handle
 
         @functools.wraps(handle)
@@ -42,11 +39,11 @@ def leader_command(role: str, *, wait: bool | float = True) -> Callable[[type[Co
                         self.term = term
                         return handle(self, *args, **options)
             except (LeadershipLost, Fenced) as error:
-                raise CommandError(str(error), returncode=LEADERSHIP_LOST) from error
+                raise CommandError(str(error), returncode=exit_codes.LEADERSHIP_LOST) from error
             except WaitTimeout as error:
-                raise CommandError(str(error), returncode=TIMED_OUT) from error
+                raise CommandError(str(error), returncode=exit_codes.TIMED_OUT) from error
             except TenureError as error:
-                raise CommandError(str(error), returncode=UNUSABLE) from error
+                raise CommandError(str(error), returncode=exit_codes.USAGE) from error
 
         command.handle = led
         return command
@@ -55,14 +52,17 @@ def leader_command(role: str, *, wait: bool | float = True) -> Callable[[type[Co
 
 
 def _stand(node: Node, role: str, wait: bool | float, stderr: Any, verbosity: int) -> None:
-    """Stand for the role until it is decided; say who leads, and leave if that is somebody else and nobody waits."""
+    """Stand for the role until the election is decided. If another node leads, say so; exit if ``wait`` is False."""
+    from tenure.cli import exit_codes, internals  # noqa: PLC0415 - as above
+
     election = node.election(role)
-    election.wait_for(lambda: election.is_leader or election.settled, DECIDED_WITHIN_S if wait is False else 1.0)
+    patience_s = exit_codes.DECIDED_WITHIN_S if wait is False else 1.0
+    internals.wait_for(election, lambda: election.is_leader or internals.is_decided(election), patience_s)
     if election.is_leader:
         return
     leader = election.leader()
-    said = f"role {role!r}: {leader.name if leader else 'nobody'} leads"
+    text = f"role {role!r}: {leader.name if leader else 'no node'} leads"
     if wait is False:
-        raise CommandError(f"{said}; nothing was done", returncode=SOMEBODY_ELSE_LEADS)
+        raise CommandError(f"{text}; nothing was done", returncode=exit_codes.ANOTHER_LEADS)
     if verbosity:
-        stderr.write(f"{said}; waiting")
+        stderr.write(f"{text}; waiting")

@@ -1,8 +1,8 @@
 """The one node of this process, and the services that are registered with it.
 
-It is made when somebody asks for it, and anew in a forked child: a server that loads the application first and forks
-its workers then (gunicorn with ``preload_app``) gets a node for each. It stands only after :func:`start`, which only a
-process that serves calls.
+The first call of :func:`get_node` creates the node, anew in a forked child. So a server that loads the application and
+then forks its workers (gunicorn with ``preload_app``) gets a node in each of them. The node is a candidate only after
+:func:`start`, which only a process that serves should call.
 """
 
 from __future__ import annotations
@@ -11,31 +11,28 @@ import atexit
 import functools
 import inspect
 import logging
-import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from django.db import connections
 
-from tenure.errors import ConfigError, NodeClosed
+from tenure import ConfigError, Node, NodeClosed, fork
 from tenure.integrations.django.conf import node_arguments
-from tenure.node import Node
 
 log = logging.getLogger("tenure.django")
 
 _services: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-"""What was registered, for each node that is made here: the method of the node, and its arguments."""
+"""The services that were registered: the method of the node that takes them, and its arguments."""
 
 
 class _Here:
-    """What belongs to this process, and to no child of it."""
+    """The state of this process, which a forked child does not share."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.node: Node | None = None
         self.starter: threading.Thread | None = None
-        """Starts the node; None before :func:`start`."""
+        """The thread that starts the node; None before :func:`start`."""
 
 
 _here = _Here()
@@ -46,12 +43,11 @@ def _after_fork() -> None:
     _here = _Here()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+fork.register(fork.Place.DJANGO, in_child=_after_fork)
 
 
 def get_node() -> Node:
-    """Return the node of this process, by the settings. It runs only after :func:`start`."""
+    """Return the node of this process, created from the settings. It runs only after :func:`start`."""
     with _here.lock:
         if _here.node is None:
             node = Node(**{"start": "wait", **node_arguments()})
@@ -62,10 +58,11 @@ def get_node() -> Node:
 
 
 def start() -> Node:
-    """Let the node of this process stand, and run its services; return it. May be called twice.
+    """Start the node of this process, and return it. May be called twice.
 
-    For processes that serve: in wsgi.py or asgi.py, or in the ``post_worker_init`` of gunicorn. A database that is away
-    is waited for in the background, unless ``TENURE["START"]`` is ``raise``. The node leaves when the process ends.
+    For processes that serve: in wsgi.py or asgi.py, or in the ``post_worker_init`` of gunicorn. If the database cannot
+    be reached, the node waits for it in the background, unless ``TENURE["START"]`` is ``raise``. The node leaves when
+    the process ends.
 
     Raises:
         ConfigError: for settings that cannot work, and in gunicorn's master, which serves nothing.
@@ -90,7 +87,7 @@ def start() -> Node:
 
 
 def _refuse_in_master() -> None:
-    """Refuse to stand in gunicorn's master, where ``preload_app`` has the application imported."""
+    """Refuse to start in gunicorn's master, which imports the application if ``preload_app`` is set."""
     frame, callers = inspect.currentframe(), set()
     while frame is not None:
         callers.add(frame.f_globals.get("__name__"))
@@ -106,19 +103,19 @@ def _start(node: Node) -> None:
     try:
         node.start()
     except NodeClosed:
-        pass  # this process ends before the database has come
+        pass  # this process ends before the database can be reached
     except Exception:
-        log.exception("node %s cannot start: this process does not stand for anything", node.name)
+        log.exception("node %s cannot start, so this process never leads", node.name)
 
 
 def stop() -> None:
-    """Stop the services, hand over and leave, and forget the node. For tests; a process that ends does it by itself."""
+    """Stop the services, hand over, leave, and drop the node. For tests: a process that ends does this itself."""
     with _here.lock:
         node, starter = _here.node, _here.starter
         _here.node = _here.starter = None
     if node is not None and starter is not None:
         node.close()
-        while starter.is_alive():  # it may not have begun yet
+        while starter.is_alive():  # it may not have called start() when close() ran
             node.close()
             starter.join(0.05)
 
@@ -126,15 +123,15 @@ def stop() -> None:
 def leader_only(role: str, *services: Any, **policy: Any) -> Any:
     """Register services that run only while this process leads ``role``, in processes that called :func:`start`.
 
-    As :meth:`tenure.Node.leader_only`, which says what a service is and what policies there are; without services it
-    is a decorator. Call it from an app's ``ready()``, or a module that it imports. A plain function runs in a thread,
-    and Django's connections of that thread are closed when it has ended.
+    See :meth:`tenure.Node.leader_only` for services and policies. Without services, this is a decorator. Call it in an
+    app's ``ready()``, or in a module that this method imports. A plain function runs in a thread; Django's connections
+    of that thread are closed when the function has ended.
     """
     return _register("leader_only", (role,), services, policy)
 
 
 def everywhere(*services: Any, **policy: Any) -> Any:
-    """Register services that run in every process that called :func:`start`; else as :func:`leader_only`."""
+    """Register services that run in every process that called :func:`start`; otherwise like :func:`leader_only`."""
     return _register("everywhere", (), services, policy)
 
 
@@ -150,15 +147,14 @@ def _register(method: str, arguments: tuple[Any, ...], services: tuple[Any, ...]
 
 
 def _closing(service: Any) -> Any:
-    """Have a plain function close the connections of its thread: nobody else does, outside of a request."""
+    """Wrap a plain function so that it closes its thread's connections: Django does that only after a request."""
     if not inspect.isfunction(service) or inspect.iscoroutinefunction(service):
         return service
-    function: Callable[..., object] = service
 
-    @functools.wraps(function)
-    def closing(*arguments: Any) -> object:
+    @functools.wraps(service)
+    def closing(*arguments: Any) -> Any:
         try:
-            return function(*arguments)
+            return service(*arguments)
         finally:
             connections.close_all()
 

@@ -6,7 +6,7 @@ from tenure.integrations.django import leader_only
 
 
 class LedgerConfig(AppConfig):
-    name = "tests.frameworks.django_project.ledger"
+    name = "tests.integrations.django_project.ledger"
 
     def ready(self) -> None:
         from .jobs import tick

@@ -11,7 +11,7 @@ from django.test import TestCase, TransactionTestCase
 
 import tenure
 from tenure.integrations.django import node_arguments
-from tests.frameworks.django_project.ledger.models import Entry
+from tests.integrations.django_project.ledger.models import Entry
 
 DUE = datetime(2025, 6, 1, tzinfo=timezone.utc)
 
@@ -102,7 +102,7 @@ class InATestCase(Led, TestCase):
 
     def test_the_fence_locks_nothing_so_the_role_can_change_hands_meanwhile(self):
         if connection.vendor == "sqlite":
-            self.skipTest("a test that has written keeps everybody else from writing")
+            self.skipTest("a test that has written keeps all others from writing")
         with self.node.lead("other", timeout=60) as term, transaction.atomic():
             term.fence(connection)
             Entry.objects.create(text="fenced")

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from django.db import connection, transaction
 
 import tenure
-from tests.frameworks.cluster import INSERT_RUN
+from tests.integrations.cluster import INSERT_RUN
 
 
 def tick(term: tenure.Term) -> None:

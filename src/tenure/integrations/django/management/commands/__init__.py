@@ -1,1 +1,1 @@
-"""What `manage.py` can do."""
+"""The commands of ``manage.py``."""

@@ -1,4 +1,4 @@
-"""``manage.py tenure_status``: who leads, on Django's database."""
+"""``manage.py tenure_status``: shows who leads, on Django's database."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from tenure.cli.look import print_status
-from tenure.errors import TenureError
+from tenure import Registry, TenureError
+from tenure.cli.inspect import print_status
 from tenure.integrations.django.conf import node_arguments
-from tenure.registry import Registry
+from tenure.tracebacks import without_locals
 
 
 class Command(BaseCommand):  # type: ignore[misc]
-    """As ``tenure status``."""
+    """``tenure status``, on Django's database."""
 
-    help = "Shows every role and who leads it, and every living member; as `tenure status`, on Django's database."
+    help = "Shows every role and its leader, and every living member: `tenure status`, on Django's database."
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""
         parser.add_argument("--json", action="store_true", help="Print JSON.")
 
+    @without_locals
     def handle(self, **options: Any) -> None:
-        """Look, and print."""
-        self.stdout.ending = ""  # the lines are whole
+        """Print the tables."""
+        self.stdout.ending = ""  # the lines have their line breaks
         try:
             arguments = node_arguments()
             about = {name: arguments[name] for name in ("url", "password", "namespace", "schema") if name in arguments}

@@ -6,7 +6,7 @@ from django.core.management.base import BaseCommand
 from django.db import connection, transaction
 
 from tenure.integrations.django import leader_command
-from tests.frameworks.django_project.ledger.models import Entry
+from tests.integrations.django_project.ledger.models import Entry
 
 
 @leader_command("books", wait=False)

@@ -1,0 +1,1 @@
+"""The interface for asyncio and trio. The engine runs in its own threads, as for blocking code."""

@@ -1,0 +1,1 @@
+"""``tenure demo``: an election, a crash and a takeover to watch."""

@@ -1,0 +1,71 @@
+"""The internals of Tenure that the command line uses because no public name offers the same.
+
+No other module of ``cli`` uses them directly: ``tests/architecture/test_packages.py`` checks that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tenure.core.backoff import Backoff
+from tenure.internals import engine_of, holding_of
+
+if TYPE_CHECKING:
+    from tenure import Election, Node, Registry, Term
+
+
+def restart_pauses() -> Backoff:
+    """Return the pauses before a command is started again, as for a service."""
+    return Backoff()
+
+
+def trusted_until(term: Term) -> float:
+    """Return when the term lapses unless its lease is renewed, on the clock of ``tenure.clock``."""
+    return holding_of(term).lease.deadline
+
+
+def sentinel_descriptors(node: Node) -> list[int]:
+    """Return duplicates of the descriptors that hold the node's sentinel; the caller closes them.
+
+    The sentinel is held as long as any process has one of them open, even after this process has died.
+    """
+    return engine_of(node).sentinel_descriptors()
+
+
+def is_decided(election: Election) -> bool:
+    """Whether the election is decided for now: the node has checked suspected members, and tried for a vacant role."""
+    return engine_of(election).decided
+
+
+def wait_for(election: Election, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+    """Wait until the condition holds; it is checked whenever the node's state changes. False after ``timeout``."""
+    return engine_of(election).wait_for(condition, timeout)
+
+
+def hold_role(election: Election, *, held: bool) -> None:
+    """Set whether a command runs under the role. Until it has ended, no other node gets the role, even if given up."""
+    candidacy = engine_of(election).candidacy(election.role)
+    if held:
+        candidacy.begin_work()
+    else:
+        candidacy.end_work()
+
+
+def run_statement(registry: Registry, text: str) -> Any:
+    """Run an SQL statement on the connection of a registry, for the table of the demo; return its result."""
+    from tenure.errors import StoreUnavailable  # noqa: PLC0415 - `tenure run` imports this module, but not these
+    from tenure.store.session import Failed, Gone, Step  # noqa: PLC0415
+
+    try:
+        return registry.session.run(Step(text, {}))[0]
+    except (Failed, Gone) as error:
+        raise StoreUnavailable(str(error)) from None
+
+
+def grants_sql(user: str, database: str, schema: str) -> list[str]:
+    """Return the statements that give a database user the privileges that a node needs, and no others."""
+    from tenure.databases.schema import schema_for  # noqa: PLC0415 - as above
+    from tenure.store.dialects import for_name  # noqa: PLC0415
+
+    return schema_for(for_name(database, schema)).grants(user)

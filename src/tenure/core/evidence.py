@@ -1,0 +1,73 @@
+"""What one node knows about the others: which are silent, which are dead, which to watch. Pure; no I/O, no clock.
+
+Two kinds of evidence end another member (R3). Each carries a guard that must still hold when the end is written,
+because anything may have happened between the look and the write.
+
+- **Silence.** The node has seen the same count of renewals for the member's own TTL plus drift. It counts from the
+  *receipt* of the first answer that showed the count. The renewal was sent earlier than that, so the leader's trust in
+  it ends first. Guard: the count. When the connection breaks, the observation is void: after an outage every member has
+  a whole TTL to come back.
+- **Death.** The member's row names this very server and a sentinel that is free, and the server accepted a fresh
+  connection *after* that look. A server that shuts down frees sentinels, too, but it refuses new connections first. A
+  strict member has no sentinel. Guard: the sentinel's epoch and the server's start time.
+"""
+
+from __future__ import annotations
+
+from tenure.core import timing
+from tenure.core.messages import Looked, Server, Sighting, Verdict
+from tenure.events import EndReason
+
+
+class Evidence:
+    """The other members, as seen on one unbroken connection. A new connection needs a new object."""
+
+    def __init__(self) -> None:
+        self.silence_due = timing.NEVER
+        """When the next member will have been silent for too long, unless it renews."""
+        self.predecessor_key: int | None = None
+        """The sentinel to wait for: that of the nearest lower member, around the ring."""
+        self.suspects: tuple[Sighting, ...] = ()
+        """Members whose sentinel has fallen; the server has not been asked for a fresh connection yet."""
+        self._since: dict[str, tuple[int, float]] = {}
+        self._server: Server | None = None
+
+    @property
+    def server_start(self) -> str:
+        """The start time of the server that answered the last look."""
+        return self._server.start if self._server else ""
+
+    def look(self, looked: Looked, me: str, now: float) -> tuple[Verdict, ...]:
+        """Process one look, received at ``now``; return the verdicts on members that were silent for too long."""
+        if self._server and self._server.line != looked.server.line:
+            self._since.clear()
+        self._server = looked.server
+        others = [member for member in looked.members if member.id != me]
+        self._since = {member.id: self._first_seen(member, now) for member in others}
+        self.suspects = tuple(member for member in others if self._fallen(member))
+        standing = [member for member in others if member.sentinel_stands]
+        predecessor = max(standing, key=lambda member: (member.id < me, member.id), default=None)
+        self.predecessor_key = predecessor.key if predecessor else None
+        silent_at = [(self._since[member.id][1] + timing.silence(member.ttl), member) for member in others]
+        self.silence_due = min((at for at, _ in silent_at), default=timing.NEVER)
+        silent = [member for at, member in silent_at if now >= at]
+        return tuple(Verdict(m.id, EndReason.SILENCE, self._server.line, renewals=m.renewals) for m in silent)
+
+    def knocked(self, *, accepted: bool) -> tuple[Verdict, ...]:
+        """Process the answer to a knock, which the server accepted or not; return the verdicts on the suspects."""
+        suspects, self.suspects = self.suspects, ()
+        if not accepted or self._server is None:
+            return ()
+        line = self._server.line
+        return tuple(
+            Verdict(member.id, EndReason.DEATH, line, epoch=member.epoch, server_start=member.server_start)
+            for member in suspects
+        )
+
+    def _first_seen(self, member: Sighting, now: float) -> tuple[int, float]:
+        seen = self._since.get(member.id)
+        return seen if seen and seen[0] == member.renewals else (member.renewals, now)
+
+    def _fallen(self, member: Sighting) -> bool:
+        """Whether the row and the server's locks show that this member's connection is gone."""
+        return member.key is not None and member.server_start == self.server_start and not member.sentinel_stands

@@ -1,0 +1,138 @@
+"""This node's membership: which phase it is in, and until when its terms are trusted. Pure; no I/O, no clock.
+
+    NONE      the node has no live row; it joins as soon as the connection is open
+    JOINING   the row is being inserted
+    LIVE      the row is in the table; terms are trusted until the deadline
+    DOUBT     the connection with the sentinel broke, and the node cannot know whether the others have proof of its
+              death; its terms are suspended: they read as "not leader", but nothing is lost or cancelled yet
+    RESUMING  the server was restarted, so no node had proof; the row is being taken up again with a new sentinel
+    LEAVING   the node is closing; for a while it tries to reopen a lost connection, to notify the others
+    GONE      the node has left; it sends no more requests
+
+The row in the database is the authority. The node trusts it until ``trusted_until``: the moment just before the last
+successful renewal was *sent*, plus the TTL, less a margin (R2). A lost or late answer extends nothing. A term that has
+lapsed is never taken up again.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from tenure.core import timing
+from tenure.core.messages import Member, Server
+
+Phase = enum.Enum("Phase", "NONE JOINING LIVE DOUBT RESUMING LEAVING GONE")
+"""The phases of a membership."""
+PhaseEvent = enum.Enum("PhaseEvent", "JOIN JOINED FAILED SENTINEL_LOST RESTARTED RESUMED OVER LEAVE LEFT")
+"""The events that can move a membership to another phase."""
+
+TABLE: dict[Phase, dict[PhaseEvent, Phase]] = {
+    # Phase: what happened, and the next phase. An event that is not listed for a phase changes nothing.
+    Phase.NONE: {PhaseEvent.JOIN: Phase.JOINING, PhaseEvent.LEAVE: Phase.GONE},
+    Phase.JOINING: {PhaseEvent.JOINED: Phase.LIVE, PhaseEvent.FAILED: Phase.NONE, PhaseEvent.LEAVE: Phase.LEAVING},
+    Phase.LIVE: {PhaseEvent.SENTINEL_LOST: Phase.DOUBT, PhaseEvent.OVER: Phase.NONE, PhaseEvent.LEAVE: Phase.LEAVING},
+    Phase.DOUBT: {PhaseEvent.RESTARTED: Phase.RESUMING, PhaseEvent.OVER: Phase.NONE, PhaseEvent.LEAVE: Phase.LEAVING},
+    Phase.RESUMING: {
+        PhaseEvent.RESUMED: Phase.LIVE,
+        PhaseEvent.SENTINEL_LOST: Phase.DOUBT,
+        PhaseEvent.OVER: Phase.NONE,
+        PhaseEvent.LEAVE: Phase.LEAVING,
+    },
+    Phase.LEAVING: {PhaseEvent.LEFT: Phase.GONE},
+    Phase.GONE: {},
+}
+
+
+@dataclass
+class Row:
+    """The row of the current membership, as this node wrote it."""
+
+    member: Member
+    server: Server
+    trusted_until: float = timing.LONG_AGO
+    epoch: int = 0
+    """Counts the attempts to resume the row."""
+
+
+class Membership:
+    """This node's memberships, one at a time."""
+
+    def __init__(self, ttl: float, renew_every: float) -> None:
+        self.phase = Phase.NONE
+        self.row: Row | None = None
+        self.orphans: list[str] = []
+        """Earlier memberships whose rows may still be live. The next join ends them."""
+        self.renew_at = timing.LONG_AGO
+        self._lapsed = True
+        self._ttl = ttl
+        self._renew_every = renew_every
+
+    def step(self, event: PhaseEvent) -> bool:
+        """Move to the phase that the table names; return whether it is another one. An unknown event is an error."""
+        before, self.phase = self.phase, TABLE[self.phase].get(PhaseEvent(event), self.phase)
+        return self.phase is not before
+
+    @property
+    def member(self) -> Member:
+        """The current member."""
+        assert self.row is not None
+        return self.row.member
+
+    @property
+    def ttl(self) -> float:
+        """The current membership's TTL; before the node has joined, the configured TTL."""
+        return self.row.member.ttl if self.row else self._ttl
+
+    @property
+    def renew_every(self) -> float:
+        """Seconds between two renewals: the configured share of the current TTL."""
+        return self._renew_every * self.ttl / self._ttl
+
+    @property
+    def most_kept_back(self) -> float:
+        """The most seconds of trust that can be kept back: with more, one lost renewal would end the terms."""
+        return timing.trust(self.ttl) - 2 * self.renew_every
+
+    @property
+    def trusted_until(self) -> float:
+        """Until when the terms may be trusted; long ago while in doubt."""
+        if self.row is None or self.phase in (Phase.DOUBT, Phase.RESUMING):
+            return timing.LONG_AGO
+        return self.row.trusted_until
+
+    @property
+    def deadline(self) -> float:
+        """When trust runs out; NEVER if it has run out already, or if there is no membership."""
+        return timing.NEVER if self._lapsed or self.row is None else self.row.trusted_until
+
+    def trusts(self, now: float) -> bool:
+        """Whether a term may begin now."""
+        return self.phase is Phase.LIVE and now < self.trusted_until
+
+    def begin(self, member: Member, server: Server) -> None:
+        """Record the row that was inserted."""
+        self.row = Row(member, server)
+        self.step(PhaseEvent.JOINED)
+
+    def extend(self, sent: float, kept_back: float) -> None:
+        """Extend trust, counted from ``sent``, the moment before the request was sent, and not from its answer."""
+        assert self.row is not None
+        until = sent + timing.trust(self.ttl) - min(kept_back, self.most_kept_back)
+        self.row.trusted_until = max(self.row.trusted_until, until)
+        self._lapsed = False
+        self.renew_at = sent + self.renew_every
+
+    def expire(self, now: float) -> bool:
+        """Return whether trust has run out just now."""
+        if now < self.deadline:
+            return False
+        self._lapsed = True
+        return True
+
+    def end(self) -> None:
+        """Drop the membership. Its row may still be live, so the next join ends it."""
+        self.orphans.append(self.member.id)
+        self.row = None
+        self._lapsed = True
+        self.step(PhaseEvent.OVER)

@@ -1,0 +1,107 @@
+"""The watch lane: what to ask next, and what its answers prove about the other members. Pure; no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tenure.core import messages, timing
+from tenure.core.backoff import Backoff
+from tenure.core.evidence import Evidence
+
+SOON_S = 4 * timing.RETRY_S
+"""The least time before the lane repeats a request."""
+
+
+class WatchLane:
+    """Decides what the watch lane asks next, and which members are to be ended."""
+
+    def __init__(self, retry: Backoff) -> None:
+        self.look_at_once = True
+        self.verdicts: dict[str, messages.Verdict] = {}
+        """Members to end, by id. The control lane ends them."""
+        self.evictions: tuple[str, ...] = ()
+        """Members that were ended. Their connections are still to be terminated."""
+        self._retry = retry
+        self._open = False
+        self._evidence = Evidence()
+        self._slice_s = timing.SLICE_S
+        self._vacancy_swept_at = timing.LONG_AGO
+        self._unblock_at = timing.LONG_AGO
+
+    @property
+    def settled(self) -> bool:
+        """Whether the lane has read all members, and no suspicion or verdict is open."""
+        return self._open and not (self.look_at_once or self._evidence.suspects or self.verdicts)
+
+    def next(self, me: str | None, ttl: float, busy: Sequence[str], now: float) -> messages.WatchRequest | float:
+        """Return the next request, or when to ask again; ``busy`` are roles whose rows are locked."""
+        if now < self._retry.at:
+            return self._retry.at
+        if not self._open:
+            return messages.OpenWatch()
+        if me is None:
+            return timing.NEVER
+        # A fallen sentinel is only a suspicion until the server has accepted a fresh connection.
+        if self._evidence.suspects:
+            return messages.Knock(self._evidence.server_start)
+        if self.evictions:
+            return messages.Evict(self.evictions)
+        if busy and now >= self._unblock_at:
+            return messages.Unblock(tuple(busy), ttl)
+        if self.look_at_once:
+            return messages.Look(me, None, 0.0)
+        seconds = SOON_S if busy else max(SOON_S, self._evidence.silence_due - now)
+        return messages.Look(me, self._evidence.predecessor_key, min(seconds, self._slice_s))
+
+    def answer(self, request: messages.WatchRequest, answer: messages.WatchReply, me: str | None, now: float) -> bool:
+        """Process the answer, received at ``now``; return whether to check for vacant roles now."""
+        self._retry.worked()
+        if isinstance(answer, messages.Watching):
+            self._open = True
+            self.look_at_once = True
+            self._evidence = Evidence()
+        elif isinstance(answer, messages.Looked) and me is not None:
+            return self._looked(answer, me, now)
+        elif isinstance(answer, messages.Knocked):
+            self._judge(self._evidence.knocked(accepted=answer.open))
+        elif isinstance(request, messages.Evict):
+            self.evictions = ()
+        elif isinstance(request, messages.Unblock):
+            self._unblock_at = now + SOON_S
+        return False
+
+    def fail(self, request: messages.WatchRequest, now: float, *, lost: bool) -> None:
+        """Process the failure of a request; ``lost`` if the connection is gone."""
+        self._retry.failed(now)
+        # An eviction is tried once: the lease is the authority, and no node waits for the end of a zombie.
+        if isinstance(request, messages.Evict):
+            self.evictions = ()
+        if lost:
+            self._open = False
+            self._evidence = Evidence()
+
+    def ended(self, request: messages.End, ended: messages.Ended, line: str) -> None:
+        """Process the answer to an End request: which members were ended.
+
+        A member that renewed or resumed after its verdict is not ended, because the guard no longer holds; the next
+        look examines it anew. Only the verdicts of this request are dropped: a proof that arrived meanwhile must not
+        wait for another slice.
+        """
+        self.evictions += ended.ids
+        left = [v for v in self.verdicts.values() if v not in request.verdicts and v.line == line]
+        self.verdicts = {verdict.member_id: verdict for verdict in left}
+
+    def _looked(self, looked: messages.Looked, me: str, now: float) -> bool:
+        self.look_at_once = False
+        self._slice_s = looked.slice_s
+        self._judge(self._evidence.look(looked, me, now))
+        if not looked.vacancy:
+            self._vacancy_swept_at = timing.LONG_AGO
+        elif now >= self._vacancy_swept_at + SOON_S:
+            self._vacancy_swept_at = now
+            return True
+        return False
+
+    def _judge(self, verdicts: Sequence[messages.Verdict]) -> None:
+        for verdict in verdicts:
+            self.verdicts.setdefault(verdict.member_id, verdict)

@@ -1,0 +1,307 @@
+"""What an examination of a database finds, as plain values, and the checks that the databases have in common.
+
+An examination is an iterator of findings. It reads and tries, and leaves nothing behind. A check that fails does not
+prevent the next one. None may hang: each statement has a time limit, and :func:`diagnosed` limits the whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tenure.core import timing
+from tenure.errors import ConfigError, StoreUnavailable
+from tenure.settings import NodeSettings
+from tenure.store import migrations, statements, tables
+from tenure.store.control import confirmed
+from tenure.store.records import overdue, seconds_between
+from tenure.store.session import Failed, Gone, Session, Step
+
+LIMIT_S = 60.0
+"""How long a whole examination may take, whatever the server, the network or the disk does."""
+PHASE_S = 20.0
+"""How long the checks on one connection may take."""
+STATEMENT_TIMEOUT_S = 5.0
+ROUND_TRIPS = 11
+CONNECTIONS_PER_NODE = 2
+FEW_CONNECTIONS = 10
+KEPT_RENEWALS = 10
+"""A renewal should take at most a tenth of the renewal interval, which leaves time for a second try."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found, and what to do about it."""
+
+    check: str
+    level: str
+    """``ok``, ``warning`` (works, at a price that the text names) or ``error`` (a node would not work)."""
+    text: str
+    remedy: str | None = None
+
+
+def ok(check: str, text: str) -> Finding:
+    """Return a finding that needs no action."""
+    return Finding(check, "ok", text)
+
+
+def warning(check: str, text: str, remedy: str) -> Finding:
+    """Return a finding with which a node works, at a price that the text names."""
+    return Finding(check, "warning", text, remedy)
+
+
+def error(check: str, text: str, remedy: str) -> Finding:
+    """Return a finding with which a node does not work."""
+    return Finding(check, "error", text, remedy)
+
+
+@dataclass
+class Case:
+    """What the checks examine."""
+
+    settings: NodeSettings
+    session: Session
+    """A connection as a node opens it."""
+
+
+@dataclass
+class ServerCase(Case):
+    """What the checks examine, on a database that is a server."""
+
+    user: str
+    round_trip_s: float
+
+
+AnyCase = TypeVar("AnyCase", bound=Case)
+Checks = tuple[Callable[[AnyCase], Iterator[Finding]], ...]
+"""The checks, in the order in which they run. A check is called as its function is."""
+
+
+def diagnosed(examination: Iterable[Finding], limit_s: float = LIMIT_S) -> list[Finding]:
+    """Return what an examination finds within the limit. If it hangs, that is a finding, too."""
+    findings: list[Finding] = []
+    failures: list[BaseException] = []
+
+    def examine() -> None:
+        try:
+            for finding in examination:
+                findings.append(finding)  # noqa: PERF402 - one by one: the next may hang
+        except BaseException as failure:  # noqa: BLE001 - raised below
+            failures.append(failure)
+
+    thread = threading.Thread(target=examine, name="tenure-doctor", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    for failure in failures:
+        raise failure
+    if not thread.is_alive():
+        return findings
+    after = f"after {findings[-1].check!r}" if findings else "at all"
+    return [*findings, error("answer", f"no answer {after} within {limit_s:g} s", "check the database's machine")]
+
+
+def run_checks(checks: Checks[AnyCase], case: AnyCase) -> Iterator[Finding]:
+    """Run the checks one after the other. If one fails, go on with the next, as long as the connection can be used."""
+    for check in checks:
+        name = check.__name__.strip("_").replace("_", "-")
+        try:
+            yield from check(case)
+        except Failed as failure:
+            remedy = "fix the cause that the message gives, and run the doctor again"
+            yield warning(name, f"could not be checked: {one_line(failure)}", remedy)
+        except (Gone, StoreUnavailable) as failure:
+            yield error(name, f"the connection was lost: {one_line(failure)}", "see the server's log")
+            return
+
+
+def one_line(failure: object) -> str:
+    """Return a message as one line."""
+    return " ".join(str(failure).split())
+
+
+# A server ------------------------------------------------------------------------------------------------------
+
+
+def unreachable(failure: StoreUnavailable) -> Finding:
+    """Return the finding that no connection could be opened."""
+    remedy = "start the server, or correct the URL, the network or the password"
+    return error("reachable", one_line(failure), remedy)
+
+
+def examine_server(connector: Any, session: Any, examination: Iterator[Finding]) -> Iterator[Finding]:
+    """Examine a server on an open session, and close the session."""
+    with contextlib.closing(session), connector.time_limit(session.connection, PHASE_S):
+        yield ok("reachable", repr(connector))
+        try:
+            yield from examination
+        except (Failed, Gone) as failure:
+            yield error("answer", one_line(failure), "see the server's log")
+
+
+def round_trip(session: Session) -> tuple[float, Finding]:
+    """Measure a round trip to the server; return the seconds, and the finding."""
+    seconds = median_s(lambda: session.read(Step("select 1", {}))[0].rows, ROUND_TRIPS)
+    return seconds, ok("round trip", f"{milliseconds(seconds)}, the median of {ROUND_TRIPS}")
+
+
+def tls(*, is_local: bool, is_encrypted: bool, remedy: str) -> Finding:
+    """Say whether others can read what is sent."""
+    if is_local:
+        return ok("tls", "the connection does not leave this machine")
+    if is_encrypted:
+        return ok("tls", "the connection is encrypted")
+    text = "the connection is not encrypted: what is sent, fenced writes included, can be read and changed on its way"
+    return warning("tls", text, remedy)
+
+
+def free_connections(left: int, remedy: str) -> Finding:
+    """Say whether the server accepts as many connections as nodes need."""
+    text = f"room for {max(0, left)} more; a node takes {CONNECTIONS_PER_NODE}, and one for each open transaction()"
+    if left < CONNECTIONS_PER_NODE:
+        return error("connections", text, remedy)
+    return warning("connections", text, remedy) if left < FEW_CONNECTIONS else ok("connections", text)
+
+
+def ttl(case: ServerCase) -> Iterator[Finding]:
+    """Say whether the TTL leaves room for renewals over this distance."""
+    yield pace(case.settings, case.round_trip_s)
+
+
+# The tables ----------------------------------------------------------------------------------------------------
+
+
+def contents(case: AnyCase, checks: Checks[AnyCase], *findings: Finding, may_migrate: bool) -> Iterator[Finding]:
+    """Check the version of the tables, and add ``findings``. If a node can use the tables, check their contents."""
+    finding = version(case.session, may_migrate=may_migrate)
+    yield from (finding, *findings)
+    if finding.level != "error":
+        yield from run_checks(checks, case)
+
+
+def version(session: Session, *, may_migrate: bool) -> Finding:
+    """Say which version the tables have. At least some of them exist."""
+    known = tables.MIGRATIONS[-1].version
+    try:
+        present = migrations.require(session)
+    except ConfigError as refusal:
+        return error("tables", one_line(refusal), "upgrade Tenure here")
+    except (Failed, IndexError) as failure:
+        remedy = "end the session that keeps them locked; if they are not Tenure's, give Tenure its own schema or file"
+        return error("tables", f"their version cannot be read: {one_line(failure)}", remedy)
+    if present >= known:
+        try:
+            migrations.check_shape(session)
+        except ConfigError as refusal:
+            remedy = "restore what is missing from a backup; `tenure sql` prints the definitions"
+            return error("tables", one_line(refusal), remedy)
+    return _compared(present, known, may_migrate=may_migrate)
+
+
+def _compared(present: int, known: int, *, may_migrate: bool) -> Finding:
+    if present < known and may_migrate:
+        text = f"version {present}, and this release has {known}: a node that starts brings them up to date"
+        return warning("tables", text, "run `tenure init`, or start a node")
+    if present < known:
+        text = f"version {present}, this release needs {known}, and this user does not own them"
+        return error("tables", text, "run `tenure init` as their owner")
+    if present > known:
+        text = f"version {present}, newer than this release's {known}, which can still work with them"
+        return warning("tables", text, "upgrade Tenure here")
+    return ok("tables", f"version {present}")
+
+
+def created(word: str) -> list[str]:
+    """Return the names of the tables or functions that this release's migrations create."""
+    texts = [text for step in tables.MIGRATIONS for text in (*step.tables, *step.functions)]
+    return [name for text in texts for name in re.findall(rf"create {word} {{(?:schema}})?(\w+)", text)]
+
+
+def namespace(case: Case) -> Iterator[Finding]:
+    """Say whether leaders are elected in the namespace on this server, and whether the TTL is permitted there."""
+    name, ttl_s = case.settings.namespace, case.settings.ttl
+    (found,) = case.session.read(Step(statements.CONFIRMED, {"namespace": name}))
+    if not found.rows:
+        yield ok("namespace", f"{name!r} is new: the first node creates it")
+        return
+    server = case.session.server()
+    row = confirmed(found, server)
+    largest_s = row.max_ttl
+    if row.made_on_a_promoted_server:
+        text = (
+            f"{name!r} is waiting: it was created on a promoted replica, which may have lost a namespace of that name; "
+            f"no node is elected before every lease of the lost one is over, {row.longest_lease:g} s after a node "
+            "first saw the new one"
+        )
+        yield warning("namespace", text, "start a node, and wait; or run `tenure init` in your deployment")
+    elif row.line != server.line:
+        text = (
+            f"{name!r} is waiting: its tables came from another server (a promotion, a restored dump), and no node is "
+            f"elected before every lease given there is over, {largest_s:g} s after a node first saw this server"
+        )
+        yield warning("namespace", text, "start a node, and wait")
+    else:
+        yield ok("namespace", f"{name!r} is confirmed here; the largest permitted TTL is {largest_s:g} s")
+    if row.ripe_ttl < largest_s:
+        text = f"the largest TTL of {name!r} was raised recently: until a node has seen the new one for 10 minutes"
+        yield ok("largest ttl", f"{text}, nodes join with at most {row.ripe_ttl:g} s")
+    if ttl_s > largest_s:
+        text = f"ttl={ttl_s:g} is above the largest permitted in {name!r}, {largest_s:g}: nodes refuse to start"
+        yield error("largest ttl", text, f"use a shorter TTL, or `tenure init --max-ttl {ttl_s:g}`")
+
+
+def members(case: Case) -> Iterator[Finding]:
+    """Say how many members there are, and which are overdue, as ``tenure status`` does."""
+    rows = case.session.read(Step(statements.MEMBERS, {"namespace": case.settings.namespace}))[0].rows
+    late = False
+    for _, name, host, pid, _, _, _, ttl_ms, _, renewed, now in rows:
+        silent_s = seconds_between(renewed, now)
+        if overdue(silent_s, ttl_ms):
+            late = True
+            text = (
+                f"{name!r} (process {pid} on {host}) is overdue: it renewed {silent_s:.1f} s ago, its TTL is "
+                f"{ttl_ms / 1000:g} s, and no node has ended it"
+            )
+            remedy = (
+                "run the doctor again: a running node ends it within a TTL and takes its roles; if it is still listed, "
+                "no node is running: start a node"
+            )
+            yield warning("members", text, remedy)
+    if not late:
+        yield ok("members", f"{len(rows)} living, all renewing" if rows else "none at this moment")
+
+
+# Times ---------------------------------------------------------------------------------------------------------
+
+
+def pace(settings: NodeSettings, round_trip_s: float) -> Finding:
+    """Say whether the TTL leaves room for renewals that take as long as a round trip."""
+    every_s = timing.renewal_interval(settings.ttl)
+    text = f"ttl={settings.ttl:g}: a renewal every {every_s:g} s, and a round trip takes {milliseconds(round_trip_s)}"
+    needed_s = max(1, round(4 * KEPT_RENEWALS * round_trip_s + 0.5))
+    remedy = f"use a TTL of {needed_s} s or more, or a database that is nearer"
+    if round_trip_s * 2 > every_s:
+        return error("ttl", f"{text}: renewals come too late", remedy)
+    if round_trip_s * KEPT_RENEWALS > every_s:
+        return warning("ttl", f"{text}: a few slow ones cost the leadership", remedy)
+    return ok("ttl", text)
+
+
+def median_s(call: Callable[[], object], times: int) -> float:
+    """Return the median of how long a call takes."""
+    taken = []
+    for _ in range(times):
+        before = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - before)
+    return statistics.median(taken)
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a short time as text."""
+    return f"{seconds * 1000:.1f} ms"

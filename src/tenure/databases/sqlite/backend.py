@@ -1,0 +1,69 @@
+"""How a node reaches a SQLite file on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from functools import partial
+
+from tenure.databases.backend import Backend, Control, TellStart, Watch, closing_on_error, ignore_start
+from tenure.databases.sqlite.connect import SqliteConnector
+from tenure.databases.sqlite.file_use import FileStore, FileUse
+from tenure.databases.sqlite.sentinel import FileSentinel
+from tenure.databases.sqlite.session import SqliteSession
+from tenure.errors import ConfigError
+from tenure.settings import NodeSettings
+from tenure.store.watch import WatchActions, WatchStore
+
+
+class SqliteBackend(Backend):
+    """A SQLite file on this machine."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        if os.name != "posix":
+            raise ConfigError("SQLite needs POSIX file locks, which this system lacks: use PostgreSQL")
+        super().__init__(settings)
+        self._connector = SqliteConnector(settings.sqlite_path, settings.renew_every)
+        self._use = FileUse(self._connector, settings.ttl)
+
+    @property
+    def file(self) -> str:
+        return self._use.file
+
+    def open_control(self, server_answered: TellStart = ignore_start) -> Control:
+        session = self._connector.open()
+        server = session.server()
+        if server.file == self.file:  # the protocol learns of another file with the reply
+            server_answered(server.start)
+        with closing_on_error(session):
+            sentinel = FileSentinel(session.file.sentinels, session, self.stop)
+            store, opened = self._open_store(session, sentinel, make=partial(FileStore, use=self._use))
+            self._connector.set_statement_timeout(session)
+        self.mode = "lease" if self._settings.mode == "lease" else "hybrid"
+        return store, session, opened
+
+    def open_watch(self) -> Watch:
+        session = self._connector.open()
+        self._connector.set_statement_timeout(session)
+        sentinel = FileSentinel(session.file.sentinels, session, self.stop)
+        # A file does not shut down: every knock finds the same server.
+        return WatchStore(session, sentinel, WatchActions(), self._settings.namespace, lambda: "sqlite"), session
+
+    def open_session(self) -> SqliteSession:
+        self._connector.require()
+        return self._connector.open(as_it_is=True)
+
+    def close(self) -> None:
+        """Let other nodes know that this node does not use the file any more."""
+        self._use.end()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        with contextlib.closing(self._connector.connect()) as connection:
+            connection.execute("begin immediate")
+            try:
+                yield connection
+            finally:
+                connection.rollback()  # what was not committed

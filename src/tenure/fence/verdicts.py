@@ -1,0 +1,113 @@
+"""Translates a driver's error, by its SQLSTATE, into an error of Tenure about the term or the connection.
+
+No other module does that. The messages about connections that cannot be fenced, and the attributes of a term that the
+fence uses, are here as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from typing import Protocol
+
+from tenure.errors import ConfigError, Fenced, TenureError
+from tenure.store.tables import FENCED, NOT_FENCED_HERE
+
+AUTOCOMMIT = (
+    "a fence needs a transaction, but this connection is in autocommit mode: begin one first, or use term.transaction()"
+)
+DJANGO_AUTOCOMMIT = (
+    "a fence needs a transaction, but Django's connection is in autocommit mode: fence inside "
+    "`with transaction.atomic():`, or use term.transaction()"
+)
+SESSION_AUTOCOMMIT = (
+    "session= must be in a transaction, but it is in autocommit mode: begin a transaction, or leave session= out"
+)
+SAVEPOINT = (
+    "a fence inside a savepoint does not hold (a rollback to it would release the lock): call term.fence() in the "
+    "outermost transaction, before any savepoint"
+)
+_ELSEWHERE = "this connection's database does not have Tenure's tables: fence on a connection to the node's database"
+_XA = (
+    "a fence does not hold in an XA transaction (XA PREPARE would release the lock): use an ordinary transaction (in "
+    "SQLAlchemy, one without twophase)"
+)
+_READ_ONLY = "a fence needs a transaction that may write, but this one is read-only: begin it READ WRITE"
+_MISUSES = {
+    NOT_FENCED_HERE: SAVEPOINT,
+    **dict.fromkeys(("3F000", "42883", "42P01"), _ELSEWHERE),  # no such schema, function, table
+    **dict.fromkeys(("XAE04", "XAE07"), _XA),
+    "25006": _READ_ONLY,
+}
+"""The messages for SQLSTATEs that concern the connection, not the term."""
+
+_MYSQL_STATES = {
+    **dict.fromkeys((1046, 1109, 1146), "42P01"),  # no database, no such table
+    **dict.fromkeys((1020, 1205, 1213), "40001"),  # the row has changed; a lock timed out; a deadlock
+    1397: "XAE04",  # no XA transaction of this name: the connection is in another one
+    1399: "XAE07",  # not allowed in this state of an XA transaction
+    1792: "25006",
+}
+
+
+class TermIdentity(Protocol):
+    """The term whose token the fence checks."""
+
+    @property
+    def role(self) -> str: ...
+    @property
+    def token(self) -> int: ...
+    @property
+    def member_id(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def schema(self) -> str: ...
+    @property
+    def file(self) -> str:
+        """The file in which the term was acquired (SQLite), as ``sqlite.file_id`` names it; empty if unknown."""
+        ...
+
+
+def refused(term: TermIdentity) -> Fenced:
+    """Return the error for a term that is over."""
+    msg = f"role {term.role!r}: the term with token {term.token} is over; this transaction cannot commit"
+    return Fenced(msg, role=term.role, token=term.token)
+
+
+@contextlib.contextmanager
+def translate_errors(term: TermIdentity) -> Iterator[None]:
+    """Turn a driver's error about the term or the connection into one of Tenure; leave every other error alone."""
+    try:
+        yield
+    except Exception as error:
+        verdict = _verdict(term, sqlstate(error))
+        if verdict is None:
+            raise
+        raise verdict from error
+
+
+def _verdict(term: TermIdentity, state: str | None) -> TenureError | None:
+    if state == FENCED:
+        return refused(term)
+    if state in _MISUSES:
+        return ConfigError(_MISUSES[state])
+    if state == "40001":
+        msg = f"role {term.role!r}: the database is busy, or a term changed after this transaction began: try a new one"
+        return Fenced(msg, role=term.role, token=term.token, retryable=True)
+    return None
+
+
+def sqlstate(error: Exception) -> str | None:
+    """Return the SQLSTATE of a driver's error, or the one that corresponds to an error of SQLite or PyMySQL."""
+    original = getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's error
+    if isinstance(original.__cause__, Exception) and type(original).__module__ == "django.db.utils":
+        original = original.__cause__  # and so does Django
+    if isinstance(original, sqlite3.OperationalError):
+        return "42P01" if "no such table" in str(original) else "40001" if "locked" in str(original) else None
+    if original.args and isinstance(original.args[0], int):  # PyMySQL
+        return _MYSQL_STATES.get(original.args[0])
+    if original.args and isinstance(original.args[0], dict):  # pg8000
+        return original.args[0].get("C")
+    return getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)

@@ -1,0 +1,108 @@
+"""A service: something that runs for as long as it should, on the leader or everywhere.
+
+    coroutine function   runs on the event loop; it is cancelled to stop it
+    plain function       runs in a thread; takes the term, and returns when it is over; if it runs everywhere, it takes
+                         an event ``stop`` instead, and returns when that is set
+    object               ``start()`` and ``stop()``, each a coroutine function or a plain one (called in a thread);
+                         ``warm()`` is called on standbys, so that a start takes milliseconds; ``alive()`` is called
+                         every second, and False means that the service has died
+
+A function that returns has failed, like one that raises: a node must not lead with nothing running.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tenure.aio.call import is_async
+from tenure.errors import ConfigError
+from tenure.settings import check_choice, check_name, check_seconds
+
+
+@dataclass(frozen=True)
+class ServiceInfo:
+    """A service of this node, as it is at this moment.
+
+    ``state`` is ``standby`` (not wanted here now), ``warming``, ``starting``, ``running``, ``failed`` (it is started
+    again soon), ``stopping`` or ``stuck`` (it did not stop in time). ``role`` is None for a service that runs
+    everywhere. ``failures`` counts from the start of the node; ``error`` describes the last failure.
+    """
+
+    name: str
+    role: str | None
+    state: str
+    failures: int
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Service:
+    """What to run, and what to do when it fails or does not stop. Times are in seconds."""
+
+    target: Any
+    name: str
+    leader_only: bool
+    start_within: float
+    drain_within: float
+    stop_within: float | None = None
+    on_failure: str = "restart"
+    on_stuck: str = "log"
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a target that cannot be started, or cannot be asked to stop."""
+        check_choice("on_failure", self.on_failure, ("restart", "resign"))
+        check_choice("on_stuck", self.on_stuck, ("log", "exit"))
+        check_seconds("start_within", self.start_within)
+        check_seconds("drain_within", self.drain_within)
+        if self.is_object:
+            if inspect.isclass(self.target):
+                raise ConfigError(f"service {self.name!r} is a class: give an object of it, {self.name}()")
+        elif not callable(self.target):
+            raise ConfigError(f"service {self.target!r} must be a function, or an object with start() and stop()")
+        elif inspect.isgeneratorfunction(self.target) or inspect.isasyncgenfunction(self.target):
+            raise ConfigError(f"service {self.name!r} is a generator, and Tenure does not iterate it: remove the yield")
+        elif not is_async(self.target) and not takes_argument(self.target):
+            gets = "term" if self.leader_only else "stop"
+            until = "term.wait_lost(1)" if self.leader_only else "stop.wait(1)"
+            raise ConfigError(
+                f"service {self.name!r}: a plain function runs in a thread, which only the function itself can end: "
+                f"let it take `{gets}` and return in time (`while not {until}: …`), or make it a coroutine function"
+            )
+
+    @property
+    def is_object(self) -> bool:
+        """Whether the target is an object to start and stop, rather than a function that runs."""
+        return all(callable(getattr(self.target, verb, None)) for verb in ("start", "stop"))
+
+
+def service(target: Any, name: str | None, settings: dict[str, Any]) -> Service:
+    """Return a service, or raise ConfigError."""
+    own_name = getattr(target, "__name__", type(target).__name__)
+    return Service(target, check_name("name", own_name if name is None else name), **settings)
+
+
+def takes_argument(function: Callable[..., object]) -> bool:
+    """Whether the function takes the term: its first parameter has no default, or is called ``term``."""
+    try:
+        first = next(iter(inspect.signature(function).parameters.values()), None)
+    except ValueError:  # a builtin without a signature
+        return True
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        return False
+    return first.default is first.empty or first.name == "term"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments that services are started with: the term, or the event ``stop`` if they run everywhere."""
+
+    for_coroutines: tuple[Any, ...]
+    for_threads: tuple[Any, ...]
+
+    def of(self, function: Callable[..., object]) -> tuple[Any, ...]:
+        """Return the arguments for this function."""
+        given = self.for_coroutines if is_async(function) else self.for_threads
+        return given if takes_argument(function) else ()

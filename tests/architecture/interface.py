@@ -1,0 +1,98 @@
+"""Everything that a user or an operator may depend on, as text: ``python -m tests.architecture.interface`` prints it.
+
+``interface.txt`` is what it printed when it was last changed on purpose, and a test compares the two. To change the
+interface, write the file again, and say so in the changelog:
+
+    .venv/bin/python -m tests.architecture.interface > tests/architecture/interface.txt
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+import tenure
+from tenure.cli import COMMANDS, main
+from tenure.store import statements
+
+SOURCE = Path(tenure.__file__).parent
+DATABASES = ("postgresql", "mysql", "sqlite")
+
+
+def lines() -> Iterator[str]:
+    """Return the interface, a line for each name."""
+    yield "# Public names"
+    for name in sorted(tenure.__all__):
+        yield from _thing(f"tenure.{name}", getattr(tenure, name))
+    for name in sorted(tenure.manual.__all__):
+        yield from _thing(f"tenure.manual.{name}", getattr(tenure.manual, name))
+    yield "\n# Command line"
+    for name in sorted(COMMANDS):
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        yield f"tenure {name}"
+        yield from sorted(f"tenure {name} {_parameter(parameter)}" for parameter in command.params)
+    yield "\n# Exit codes"
+    source = (SOURCE / "cli" / "exit_codes.py").read_text()
+    yield from sorted(f"{name} {code}" for name, code in re.findall(r"^([A-Z_]+) = (\d+)$", source, re.MULTILINE))
+    yield "\n# Names of loggers"
+    yield from _found(r'getLogger\("([\w.]+)"\)')
+    yield "\n# Environment variables"
+    yield from _found(r"\b(TENURE_[A-Z_]+)\b")
+    yield "\n# SQL, as digests"
+    for database in DATABASES:
+        tables = tenure.tables_sql(database=database)
+        yield f"tables_sql({database!r}) {_digest(tables if isinstance(tables, str) else ';'.join(tables))}"
+        yield f"fence_sql('role', {database!r}) {_digest(tenure.fence_sql('role', database=database))}"
+    for name, text in sorted(vars(statements).items()):
+        if name.isupper():
+            yield f"{name} {_digest(repr(text))}"
+
+
+def _thing(name: str, thing: object) -> Iterator[str]:
+    if isinstance(thing, types.ModuleType):
+        return
+    if not isinstance(thing, type):
+        yield f"{name}{_signature(thing)}"
+        return
+    bases = ", ".join(base.__name__ for base in thing.__mro__[1:-1] if not base.__name__.startswith(("_", "Base")))
+    yield f"{name}{_signature(thing)} is a {bases or 'class'}"
+    for attribute in sorted(set(dir(thing)) - set(dir(BaseException))):
+        if not attribute.startswith("_"):
+            yield f"{name}.{attribute}{_signature(inspect.getattr_static(thing, attribute))}"
+
+
+def _signature(thing: object) -> str:
+    thing = getattr(thing, "__func__", thing)
+    if not callable(thing):
+        return ""
+    try:
+        return str(inspect.signature(thing))
+    except (TypeError, ValueError):
+        return ""
+
+
+def _parameter(parameter: click.Parameter) -> str:
+    names = "/".join((*parameter.opts, *parameter.secondary_opts))
+    is_flag = getattr(parameter, "is_flag", False)
+    kind = "flag" if is_flag else parameter.type.name
+    return f"{names} {kind}{' required' if parameter.required else ''}{' multiple' if parameter.multiple else ''}"
+
+
+def _found(pattern: str) -> list[str]:
+    texts = (path.read_text() for path in SOURCE.rglob("*.py"))
+    return sorted({name for text in texts for name in re.findall(pattern, text)})
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    print("\n".join(lines()))

@@ -1,0 +1,1 @@
+"""The specification of ``tenure.core`` by examples, without any server."""

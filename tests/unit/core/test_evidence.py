@@ -1,0 +1,109 @@
+"""When another member may be ended: it is silent for too long, or it is dead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tenure.core.evidence import Evidence
+from tenure.core.messages import Looked, Verdict
+from tests.unit.core.scripted import RESTARTED, SERVER, SILENCE, member
+
+
+def look(evidence: Evidence, now: float, *members, server=SERVER) -> tuple[Verdict, ...]:
+    return evidence.look(Looked(server, members), "me", now)
+
+
+def test_member_whose_count_stands_still_for_its_ttl_is_silent():
+    evidence = Evidence()
+    assert look(evidence, 0.0, member(renewals=5)) == ()
+    assert look(evidence, SILENCE - 0.1, member(renewals=5)) == ()
+    assert look(evidence, SILENCE, member(renewals=5)) == (Verdict("other", "silence", SERVER.line, renewals=5),)
+
+
+def test_renewal_begins_the_wait_anew():
+    evidence = Evidence()
+    look(evidence, 0.0, member(renewals=5))
+    look(evidence, 9.0, member(renewals=6))
+    assert look(evidence, SILENCE, member(renewals=6)) == ()
+    assert evidence.silence_due == 9.0 + SILENCE
+
+
+def test_each_member_is_judged_by_its_own_ttl():
+    evidence = Evidence()
+    members = (member("quick", ttl=1.0), member("slow", ttl=60.0))
+    look(evidence, 0.0, *members)
+    assert evidence.silence_due == 1.02
+    assert [verdict.member_id for verdict in look(evidence, 2.0, *members)] == ["quick"]
+
+
+def test_node_does_not_judge_itself():
+    evidence = Evidence()
+    look(evidence, 0.0, member("me"))
+    assert look(evidence, 99.0, member("me", sentinel_stands=False)) == ()
+    assert not evidence.suspects
+    assert evidence.silence_due == float("inf")
+
+
+def test_silence_on_another_line_of_data_counts_anew():
+    evidence = Evidence()
+    promoted = replace(SERVER, incarnation="system:2")
+    look(evidence, 0.0, member())
+    assert look(evidence, SILENCE, member(), server=promoted) == ()
+
+
+def test_member_that_went_and_came_back_counts_anew():
+    evidence = Evidence()
+    look(evidence, 0.0, member())
+    look(evidence, 5.0)
+    assert look(evidence, SILENCE, member()) == ()
+
+
+def test_fallen_sentinel_is_only_a_suspicion():
+    evidence = Evidence()
+    assert look(evidence, 0.0, member(sentinel_stands=False)) == ()
+    assert evidence.suspects
+    assert evidence.server_start == SERVER.start
+
+
+def test_suspect_is_dead_if_the_server_accepts_a_fresh_connection():
+    evidence = Evidence()
+    look(evidence, 0.0, member(sentinel_stands=False, epoch=3))
+    dead = Verdict("other", "death", SERVER.line, epoch=3, server_start=SERVER.start)
+    assert evidence.knocked(accepted=True) == (dead,)
+    assert evidence.knocked(accepted=True) == (), "told once"
+
+
+def test_server_that_shuts_down_proves_nothing():
+    evidence = Evidence()
+    look(evidence, 0.0, member(sentinel_stands=False))
+    assert evidence.knocked(accepted=False) == ()
+    assert not evidence.suspects
+
+
+def test_sentinel_that_stood_on_another_server_proves_nothing():
+    evidence = Evidence()
+    look(evidence, 0.0, member(sentinel_stands=False), server=RESTARTED)
+    assert not evidence.suspects
+
+
+def test_member_without_a_sentinel_is_never_suspected():
+    evidence = Evidence()
+    look(evidence, 0.0, member(key=None, sentinel_stands=False))
+    assert not evidence.suspects
+
+
+def test_node_waits_for_the_nearest_lower_member_and_the_lowest_for_the_highest():
+    evidence = Evidence()
+    members = [member(id, key=key) for id, key in (("a", 1), ("c", 3), ("x", 9))]  # noqa: A001
+    look(evidence, 0.0, *members)
+    assert evidence.predecessor_key == 3
+    evidence.look(Looked(SERVER, tuple(members)), "a", 0.0)
+    assert evidence.predecessor_key == 9
+
+
+def test_node_does_not_wait_for_a_sentinel_that_has_fallen():
+    evidence = Evidence()
+    look(evidence, 0.0, member("a", key=1), member("b", key=2, sentinel_stands=False))
+    assert evidence.predecessor_key == 1
+    look(evidence, 0.0)
+    assert evidence.predecessor_key is None
