@@ -50,7 +50,9 @@ class BaseElection(Generic[TermT]):
     @property
     def is_leader(self) -> bool:
         """Whether this node leads, at this moment. No I/O and no lock: a deadline is compared with the clock."""
-        return self._candidacy.holding is not None
+        # Written out, as in Holding.valid: applications read this in tight loops, and each call costs a clock read.
+        latest = self._candidacy.latest
+        return latest is not None and now() < latest.lease.deadline and latest.reason is None
 
     @property
     def term(self) -> TermT | None:
