@@ -37,9 +37,11 @@ if TYPE_CHECKING:
     from tenure.fence.fence import fence_sql
     from tenure.node import Node
     from tenure.registry import MemberInfo, Registry, RoleInfo
+    from tenure.schedule.run import Run
+    from tenure.schedule.schedule import Schedule
     from tenure.services.service import ServiceInfo
-    from tenure.stats import Latency, NodeStats, RoleStats
-    from tenure.store.records import Candidate, JobRecord, LeaderInfo, TermRecord
+    from tenure.stats import JobStats, Latency, NodeStats, RoleStats
+    from tenure.store.records import Candidate, JobRecord, LeaderInfo, RunRecord, TermRecord
     from tenure.term import Term, Transaction
 
 __version__ = "0.1.0"
@@ -55,9 +57,11 @@ _HOMES = {
     "tenure.fence.fence": "fence_sql",
     "tenure.node": "Node",
     "tenure.registry": "MemberInfo Registry RoleInfo",
+    "tenure.schedule.run": "Run",
+    "tenure.schedule.schedule": "Schedule",
     "tenure.services.service": "ServiceInfo",
-    "tenure.stats": "Latency NodeStats RoleStats",
-    "tenure.store.records": "Candidate JobRecord LeaderInfo TermRecord",
+    "tenure.stats": "JobStats Latency NodeStats RoleStats",
+    "tenure.store.records": "Candidate JobRecord LeaderInfo RunRecord TermRecord",
     "tenure.databases.schema": "tables_sql",
     "tenure.term": "Term Transaction",
 }
@@ -66,9 +70,10 @@ nothing in the many processes of an application that never stand for a role."""
 
 __all__ = ["Election", "Node", "Term", "Transaction", "__version__"]
 __all__ += ["AsyncElection", "AsyncNode", "AsyncTerm", "AsyncTransaction"]
+__all__ += ["Run", "RunRecord", "Schedule"]
 __all__ += ["Candidate", "JobRecord", "LeaderInfo", "MemberInfo", "Registry", "RoleInfo", "TermRecord"]
 __all__ += ["Deposed", "Elected", "Event", "LeaderChanged", "Resumed", "Suspended"]
-__all__ += ["Latency", "NodeStats", "RoleStats", "ServiceInfo"]
+__all__ += ["JobStats", "Latency", "NodeStats", "RoleStats", "ServiceInfo"]
 __all__ += ["ConfigError", "NodeClosed", "PoolerDetected", "StoreUnavailable", "TenureError", "WaitTimeout"]
 __all__ += ["Fenced", "LeadershipLost", "NotCommitted", "NotLeader"]
 __all__ += ["fence_sql", "manual", "tables_sql"]

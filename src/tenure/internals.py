@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tenure.term import BaseTerm
 
 
-def engine_of(facade: BaseNode[Any] | BaseElection[Any]) -> Engine:
+def engine_of(facade: BaseNode[Any] | BaseElection[Any] | BaseTerm) -> Engine:
     """Return the engine of a node: its waits, its sentinel, its candidacies, and whether elections are decided."""
     return facade._engine  # noqa: SLF001
 

@@ -261,11 +261,15 @@ class BaseNode(abc.ABC, Generic[ElectionT]):
         from tenure.services.supervisor import Supervisor  # noqa: PLC0415 - loads an event loop
 
         if name is not None and len(services) > 1:
-            raise ConfigError(f"name={name!r} is for one service, and {len(services)} are given: add them one by one")
+            raise ConfigError(
+                f"name={name!r} is for a single service, but {len(services)} were given: add them one by one"
+            )
 
         def add(target: S) -> S:
             if self._engine.state != "new":
                 raise ConfigError(f"node {self.name!r} was already started: add services before start()")
+            if self._settings.mode == "lock" and getattr(target, "_leader_only", False):
+                raise ConfigError("mode='lock' keeps no record of runs, so a schedule cannot work: use mode='hybrid'")
             if self._supervisor is None:
                 self._supervisor = Supervisor(self._engine)
             candidacy = None if role is None else self._engine.candidacy(role)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from tenure.core import messages, timing
@@ -18,8 +18,8 @@ from tenure.databases.backend import LOOK_TIMEOUT_S, backend_for
 from tenure.databases.connecting import time_limit
 from tenure.errors import ConfigError, NodeClosed, NotLeader, StoreUnavailable, WaitTimeout
 from tenure.settings import Password, check_limit, check_name, check_ttl, node_settings
-from tenure.store import migrations, records, statements
-from tenure.store.records import JobRecord, LeaderInfo, TermRecord
+from tenure.store import job_statements, migrations, records, statements
+from tenure.store.records import JobRecord, LeaderInfo, RunRecord, TermRecord
 from tenure.store.session import Failed, Gone, Step
 from tenure.tracebacks import without_locals
 
@@ -30,6 +30,10 @@ LOOK_EVERY_S = 0.02
 LOCK_NOT_AVAILABLE = "55P03"
 LOCK_WAITED_IN_VAIN = ((1205,), (1213,))
 """MariaDB's errors for a lock that was not free in time, and for a deadlock that it ended."""
+
+
+OVERDUE_S = 60.0
+"""How long after its due time a run that has not begun is overdue."""
 
 
 class _Busy(StoreUnavailable):
@@ -192,10 +196,82 @@ class Registry:
         with self._asking():
             return records.history(self, check_name("role", role), check_limit(limit))
 
-    def jobs(self, role: str) -> list[JobRecord]:
-        """Return the jobs of a role whose runs were claimed, sorted by name."""
+    def jobs(self, role: str | None = None) -> list[JobRecord]:
+        """Return the jobs of a role, or of all roles, sorted by role and name, each with its next and its last run."""
         with self._asking():
-            return records.jobs(self, check_name("role", role))
+            found = records.all_jobs(self) if role is None else records.jobs(self, check_name("role", role))
+            last = records.last_runs(self) if found else {}
+        return [_with_next(replace(job, last=last.get((job.role, job.job)))) for job in found]
+
+    def runs(self, job: str | None = None, limit: int = 20, *, role: str | None = None) -> list[RunRecord]:
+        """Return the last runs of a job, or of all jobs, newest first."""
+        limit = check_limit(limit)
+        if job is None:
+            with self._asking():
+                return records.latest_runs(self, limit)
+        where = self._role_of(job, role, scheduled=False)
+        with self._asking():
+            return records.runs(self, where, job, limit)
+
+    def trigger(self, job: str, *, role: str | None = None) -> bool:
+        """Ask the leader's schedule to run a job now, beside its due times. Raises ConfigError for an unknown job.
+
+        False if that was asked for before, and the run has not begun yet: then there is one run.
+        """
+        where = self._role_of(job, role)
+        with self._asking():
+            self.session.tell(self.namespace, "vacant registry")
+            steps = self._job_steps(where, job, job_statements.REQUEST_RUN, job_statements.CALL)
+            asked, _ = self.session.run(*steps)
+            return bool(asked.count)
+
+    def pause(self, job: str, reason: str = "", *, role: str | None = None) -> None:
+        """Let no run of a job begin until :meth:`resume`. Its due times are recorded as skipped."""
+        where = self._role_of(job, role)
+        text = check_name("reason", reason) if reason else None
+        with self._asking():
+            self.session.run(*self._job_steps(where, job, job_statements.PAUSE, reason=text))
+
+    def resume(self, job: str, *, role: str | None = None) -> None:
+        """Let a job that was paused run again, from its next due time on."""
+        where = self._role_of(job, role)
+        with self._asking():
+            self.session.tell(self.namespace, "vacant registry")
+            self.session.run(*self._job_steps(where, job, job_statements.RESUME_JOB, job_statements.CALL))
+
+    def reset(self, job: str, *, role: str | None = None) -> bool:
+        """Let a job continue from now whose last run is in the future; False if it is not.
+
+        That happens if the database's clock was ahead and was set right.
+        """
+        where = self._role_of(job, role, scheduled=False)
+        with self._asking():
+            self.session.tell(self.namespace, "vacant registry")
+            steps = self._job_steps(where, job, job_statements.RESET_MARKS, job_statements.CALL)
+            changed, _ = self.session.run(*steps)
+            return bool(changed.count)
+
+    def _role_of(self, job: str, role: str | None, *, scheduled: bool = True) -> str:
+        """Return the role that has the job; raise ConfigError if there is none, or more than one.
+
+        ``scheduled`` means that it must be a job of a schedule, and not one whose runs are claimed by hand.
+        """
+        check_name("job", job)
+        found = self.jobs(role)
+        known = [record for record in found if record.spec is not None or not scheduled]
+        roles = [record.role for record in known if record.job == job]
+        if len(roles) == 1:
+            return roles[0]
+        if roles:
+            raise ConfigError(f"job {job!r} exists in the roles {', '.join(map(repr, roles))}: say which one")
+        of_role = "" if role is None else f" of role {role!r}"
+        if any(record.job == job for record in found):
+            raise ConfigError(f"job {job!r}{of_role} is in no schedule: its runs are claimed by hand")
+        names = ", ".join(repr(record.job) for record in known) or "none"
+        raise ConfigError(f"no schedule{of_role} has a job {job!r}; known jobs: {names}")
+
+    def _job_steps(self, role: str, job: str, *texts: str, **parameters: Any) -> list[Step]:
+        return [Step(text, {"namespace": self.namespace, "role": role, "job": job, **parameters}) for text in texts]
 
     def resign(self, role: str, to: str | None = None, timeout: float = 2 * timing.DEFAULT_TTL_S) -> LeaderInfo | None:
         """Ask the leader of ``role`` to hand over, to the candidate ``to`` if one is named; wait until it has.
@@ -309,3 +385,23 @@ class Registry:
     def _read(self, text: str) -> Any:
         with self._asking():
             return self.session.read(*self._steps([text]))[0].rows
+
+
+def _with_next(job: JobRecord) -> JobRecord:
+    """Return a job's record together with its next due time, as far as this host knows its definition."""
+    if job.spec is None or job.as_of is None or job.since is None:
+        return job
+    from tenure.schedule import due_times  # noqa: PLC0415 - only needed here
+
+    known = due_times.from_text(job.spec)
+    mark = max(job.since, job.claimed or job.since)
+    following = None if known is None else known.after(due_times.microseconds(mark))
+    if known is None or following is None:
+        return job
+    due = due_times.moment(following)
+    late = job.as_of > due + timedelta(seconds=job.jitter + OVERDUE_S)
+    runs = job.last is not None and job.last.outcome == "begun"
+    if job.paused is not None or runs:  # due times that pass meanwhile are skipped
+        now = known.after(due_times.microseconds(max(job.as_of, mark)))
+        return replace(job, next_due=None if now is None else due_times.moment(now))
+    return replace(job, next_due=due, overdue=late)

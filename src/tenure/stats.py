@@ -8,7 +8,7 @@ so all others have a leader.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ REASONS: dict[str, str] = {
     reason: reason.name.lower() for reason in EndReason if reason not in (EndReason.SILENCE, EndReason.DEATH)
 }
 """The reasons for the end of a term, as in ``Deposed.reason``, and the word under which each is counted."""
+OUTCOMES = ("done", "failed", "interrupted", "lost", "skipped")
 TRANSITIONS = ("elected", "suspended", "resumed", *REASONS.values())
 
 
@@ -69,6 +70,23 @@ class RoleStats:
 
 
 @dataclass(frozen=True)
+class JobStats:
+    """What a node knows about a job of its schedule, while it leads and afterwards.
+
+    ``runs`` counts since the node was created, by outcome: ``done``, ``failed``, ``interrupted``, ``lost`` and
+    ``skipped``. The last two count runs and due times that this node has recorded for earlier leaders, too.
+    """
+
+    role: str
+    job: str
+    runs: Mapping[str, int]
+    succeeded_ago: float | None
+    """Seconds since a run on this node last succeeded; None if none has."""
+    overdue: float
+    """For how many seconds a run has been due that has not begun, if this node leads; else 0."""
+
+
+@dataclass(frozen=True)
 class NodeStats:
     """What a node measured: counts since it was created, and seconds at the moment of the call."""
 
@@ -83,6 +101,8 @@ class NodeStats:
     renewals_failed: int
     """Renewals that were refused or got no answer. While there is no connection at all, none is sent."""
     roles: tuple[RoleStats, ...]
+    jobs: tuple[JobStats, ...] = ()
+    """The jobs of the schedules that this node has run."""
 
 
 class StatsRecorder:
@@ -94,6 +114,10 @@ class StatsRecorder:
         self.renewed_at = timing.LONG_AGO
         self._transitions: dict[str, dict[str, int]] = {}
         self._seen: dict[str, float] = {}
+        self._runs: dict[tuple[str, str], dict[str, int]] = {}
+        self._succeeded: dict[tuple[str, str], float] = {}
+        self.overdue: dict[str, Callable[[str], float]] = {}
+        """For each role whose schedule runs here: a function that returns for how long a job is overdue."""
 
     # Under the engine's lock
 
@@ -144,7 +168,33 @@ class StatsRecorder:
         counts = self._transitions[event.role]
         counts[kind] = counts.get(kind, 0) + 1
 
+    # From the event loop of a schedule
+
+    def scheduled(self, role: str, job: str) -> None:
+        """Record that a job is in a schedule of this node."""
+        self._runs.setdefault((role, job), dict.fromkeys(OUTCOMES, 0))
+
+    def ran(self, role: str, job: str, outcome: str, number: int = 1) -> None:
+        """Record how a run ended, or that due times were skipped."""
+        self._runs[role, job][outcome] += number
+        if outcome == "done":
+            self._succeeded[role, job] = clock.now()
+
     # From any thread, without the lock
+
+    def job_stats(self, now: float) -> tuple[JobStats, ...]:
+        """Return what is known about the jobs of this node's schedules."""
+        found = []
+        for (role, job), runs in list(self._runs.items()):
+            succeeded = self._succeeded.get((role, job))
+            overdue = self.overdue.get(role)
+            found.append(
+                JobStats(
+                    *(role, job, runs.copy(), None if succeeded is None else now - succeeded),
+                    overdue=0.0 if overdue is None else overdue(job),
+                )
+            )
+        return tuple(found)
 
     def roles(self) -> list[str]:
         """Return the roles that the node stands or stood for."""
@@ -171,4 +221,5 @@ def stats_of(engine: Engine) -> NodeStats:
         renewals=recorder.renewals,
         renewals_failed=recorder.renewals_failed,
         roles=tuple(recorder.role_stats(engine.candidacy(role), now, running=running) for role in recorder.roles()),
+        jobs=recorder.job_stats(now),
     )

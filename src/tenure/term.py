@@ -244,6 +244,11 @@ class Transaction:
             return statement.meaning(self._own.run(*statement.steps))
 
 
+def ask(transaction: Transaction, statement: job_runs.JobStatement) -> Any:
+    """Run a statement about jobs in a fenced transaction, for Tenure's own packages."""
+    return transaction._ask(statement)  # noqa: SLF001
+
+
 def cut_short(transaction: Transaction) -> None:
     """Make a statement that is under way in another thread fail, within a second."""
     transaction._own.cut()  # noqa: SLF001

@@ -83,7 +83,7 @@ class OwnTransaction(abc.ABC):
             return self._execute(sql, parameters)
 
     def run(self, *steps: Step) -> Any:
-        """Run statements that need the fence; return the result of the last."""
+        """Run statements that need the fence; return their results."""
         return fence.fence(self.connection, self._term, self._bound_s, *steps)
 
     @contextlib.contextmanager
@@ -156,7 +156,7 @@ class PostgresTransaction(OwnTransaction):
         """Run the statements if this still is the fenced transaction."""
         try:
             with translate_errors(self._term):
-                return run_together(self.connection, self._dialect, Step(self._if_fenced(), {}), *steps)
+                return run_together(self.connection, self._dialect, Step(self._if_fenced(), {}), *steps)[1:]
         except load().Error as error:
             if _MARK not in str(error):
                 raise

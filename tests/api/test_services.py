@@ -432,6 +432,7 @@ def resigns(diary):
     [lambda diary: Resigns("thing", diary), lambda diary: ResignsAsync("async thing", diary), resigns],
     ids=["start()", "async start()", "function"],
 )
+@pytest.mark.long
 def test_a_service_that_resigns_at_once_is_not_started_all_the_time(host, caplog, service):
     node, diary = host("hasty"), []
     node.leader_only("r", service(diary))
@@ -444,6 +445,7 @@ def test_a_service_that_resigns_at_once_is_not_started_all_the_time(host, caplog
     assert "hasty: role 'r' was given up within a second of being acquired; standing again in 1.0 s" in said
 
 
+@pytest.mark.long
 def test_a_service_that_resigns_at_once_does_not_hold_up_another_node(host):
     hasty, healthy, diary = host("hasty"), host("healthy"), []
     hasty.leader_only("r", Resigns("thing", diary))
@@ -922,7 +924,7 @@ def test_services_are_added_before_the_start_under_names_of_their_own(tmp_path):
     node.leader_only("r", Thing("one", []))
     with pytest.raises(ConfigError, match="service 'one' already exists"):
         node.leader_only("r", Thing("one", []))
-    with pytest.raises(ConfigError, match="name='x' is for one service, and 2 are given"):
+    with pytest.raises(ConfigError, match="name='x' is for a single service, but 2 were given"):
         node.leader_only("r", Thing("a", []), Thing("b", []), name="x")
     with node:
         with pytest.raises(ConfigError, match="was already started"):

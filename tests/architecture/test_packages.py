@@ -78,13 +78,18 @@ RULES = {
         {"engine", "settings", "store", "term", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS, never=SQL_OR_PROTOCOL
     ),
     "campaign": Rule({"election", "engine", "term", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS, never=SQL_OR_PROTOCOL),
-    "registry": Rule({"core", "databases", "settings", "store", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS),
     "manual": Rule({"core", "databases", "databases.sqlite", "fence", "settings", "store", *VALUES}, LOOPS),
     "aio": Rule(
         {"election", "engine", "fence", "settings", "store", "term", *VALUES},
         DRIVERS | FRAMEWORKS,
         never=SQL_OR_PROTOCOL,
     ),
+    "schedule": Rule(
+        {"aio", "core", "election", "engine", "fence", "internals", "settings", "store", "term", *VALUES},
+        DRIVERS | FRAMEWORKS,
+        never=SQL_OR_PROTOCOL,
+    ),
+    "registry": Rule({"core", "databases", "schedule", "settings", "store", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS),
     "services": Rule(
         {"aio", "core", "election", "engine", "settings", "term", *VALUES}, DRIVERS | FRAMEWORKS, never=SQL_OR_PROTOCOL
     ),
@@ -103,7 +108,8 @@ RULES = {
     ),
     # All that the command line needs beyond public names is in this one module.
     "cli.internals": Rule(
-        {"core.backoff", "databases.schema", "internals", "store", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS
+        {"aio.bridge", "core.backoff", "databases.schema", "internals", "schedule", "store", *VALUES},
+        DRIVERS | FRAMEWORKS | LOOPS,
     ),
     "cli": Rule(
         {
@@ -119,7 +125,7 @@ RULES = {
     "integrations": Rule(
         {
             "aio.bridge",  # a blocking call on any event loop
-            "aio.term",  # in_threads: the transaction of an APScheduler run, for `async with`
+            "schedule",  # how a run is claimed and recorded, for APScheduler
             "settings",  # the checks of names and durations that a node makes too
             *VALUES,
         },

@@ -143,6 +143,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.long
 def test_of_processes_that_race_for_a_run_exactly_one_gets_it(store_url):
     with Desk(store_url) as desk:
         term = desk.lead("r")
@@ -191,8 +192,8 @@ def test_records_are_read_by_the_election_and_by_the_registry(store_url):
             transaction.claim("b", NOON)
             transaction.finish("a", NOON)
         expected = [
-            tenure.JobRecord("a", None, None, NOON, term.token),
-            tenure.JobRecord("b", NOON - MINUTE, NOON, None, term.token),
+            tenure.JobRecord("a", None, None, NOON, term.token, "r"),
+            tenure.JobRecord("b", NOON - MINUTE, NOON, None, term.token, "r"),
         ]
         with term.transaction() as transaction:
             assert transaction.jobs() == expected
@@ -330,7 +331,7 @@ def test_async_term_claims_in_its_own_transactions_and_on_plain_connections(stor
                 assert await transaction.claim("report", NOON)
                 assert await transaction.finish("report", NOON)
                 assert await transaction.anchor("report", NOON) == NOON
-                assert await transaction.jobs() == [tenure.JobRecord("report", NOON, NOON, NOON, term.token)]
+                assert await transaction.jobs() == [tenure.JobRecord("report", NOON, NOON, NOON, term.token, "r")]
             with connected(store_url) as connection:
                 assert not await term.claim(connection, "report", NOON)
                 assert await term.finish(connection, "report", NOON + MINUTE)

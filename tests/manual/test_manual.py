@@ -151,6 +151,7 @@ sys.exit(any([os.waitpid(pid, 0)[1] for pid in children]))
 """
 
 
+@pytest.mark.long
 def test_of_eight_processes_that_elect_two_hundred_times_never_two_lead_and_none_fails(url, tmp_path, request):
     beats = 25 if "pooler" in request.node.name else 200  # every statement takes three times as many there
     crowd = child(CROWD, url, tmp_path, beats)

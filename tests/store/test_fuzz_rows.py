@@ -288,6 +288,7 @@ def theatre_in(directory: str) -> Iterator[Theatre]:
 @example(edits=[("delete from {terms}", {})])
 @example(edits=[("delete from {meta}", {})])
 @example(edits=[("update {members} set metadata = '[', renewed_at = 'soon'", {})])
+@pytest.mark.long
 def test_tables_edited_by_hand_break_no_node_and_nobody_believes_what_is_not_written(edits, memory):
     with theatre_in(memory) as theatre:
         theatre.edit(*edits)
@@ -322,6 +323,7 @@ HARMLESS = st.one_of(
 @example(edits=[("delete from {roles}", {})])
 @example(edits=[("update {roles} set token = -1", {})])
 @example(edits=[("update {roles} set token = 0", {})])
+@pytest.mark.long
 def test_somebody_leads_again_under_a_token_that_was_never_used(edits, memory):
     with theatre_in(memory) as theatre:
         theatre.play(10, 2.0)

@@ -250,7 +250,8 @@ def test_missing_privileges_are_named_at_the_start(postgres_url, worker):
         f"grant insert, update, delete on tenure.namespaces, tenure.candidates, tenure.terms, tenure.jobs to {name}",
         f"grant insert, delete on tenure.members to {name}",
     )
-    refused("this database user lacks UPDATE on members, DELETE on roles, INSERT on roles, UPDATE on roles")
+    lacking = "DELETE on roles, INSERT on roles, UPDATE on roles, DELETE on runs, INSERT on runs, UPDATE on runs"
+    refused(f"this database user lacks UPDATE on members, {lacking}")
     execute(postgres_url, f"grant insert, update, delete on all tables in schema tenure to {name}")
     with tenure.Node(url) as node:
         assert node.election("r").wait(20)

@@ -27,6 +27,11 @@ class Backoff:
     """When to try again."""
     _failures: int = 0
 
+    @property
+    def failures(self) -> int:
+        """How many failures there were in a row."""
+        return self._failures
+
     def failed(self, now: float) -> float:
         """Pause after one more failure; return when to try again."""
         pause_s = min(self.longest_s, self.first_s * 2**self._failures)

@@ -231,6 +231,10 @@ class Standing:
     vacant: tuple[Vacancy, ...] = ()
     alone_in: tuple[str, ...] = ()
     confirmed: Confirmed | None = None
+    clock_us: int | None = field(default=None, compare=False)
+    """The database's clock, in microseconds since 1970. No election depends on it: schedules do."""
+    requests: int = 0
+    """Counts what operators have asked of the leaders' schedules."""
 
 
 @dataclass(frozen=True)

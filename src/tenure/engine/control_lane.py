@@ -134,6 +134,13 @@ class ControlLane(Lane):
             answer.set_exception(error)
         return True
 
+    def _perform(self, request: Any) -> Any:
+        reply = super()._perform(request)
+        if isinstance(reply, messages.Standing) and reply.clock_us is not None:
+            self._engine.database_clock.heard(reply.clock_us)
+            self._engine.database_clock.requests = reply.requests
+        return reply
+
     # The connection
 
     def _open(self) -> messages.Opened:

@@ -22,6 +22,7 @@ from tenure.core.protocol import NodeProtocol, ProtocolOptions
 from tenure.databases.backend import Backend, backend_for
 from tenure.engine.candidacy import Candidacy, Lease
 from tenure.engine.control_lane import ControlLane
+from tenure.engine.database_clock import DatabaseClock
 from tenure.engine.watch_lane import WatchLane
 from tenure.errors import ConfigError, NodeClosed, StoreUnavailable, TenureError
 from tenure.events import Event
@@ -62,6 +63,7 @@ class Engine:
             _random_seed(),
         )
         self.recorder = StatsRecorder()
+        self.database_clock = DatabaseClock()
         self.log = self._logger()
         self.lease = Lease()
         """The current lease; a lease whose terms were lost is replaced."""

@@ -19,14 +19,14 @@ from tenure.fence.verdicts import AUTOCOMMIT, SAVEPOINT, TermIdentity, refused
 from tenure.settings import check_bound, check_name, check_schema
 from tenure.store import statements
 from tenure.store.dialects import MYSQL, SQLITE, postgresql
-from tenure.store.session import Step
+from tenure.store.session import Result, Step
 
 
 def fence(connection: Any, term: TermIdentity, bound_s: float, *steps: Step) -> Any:
     """Check that the term is the latest, and keep it so until the transaction of ``connection`` ends.
 
     Raises Fenced if the term is over; the transaction then cannot commit. The steps run after the check, in the same
-    transaction; the result of the last one is returned.
+    transaction; their results are returned.
     """
     return run_at_once(adapt(connection, term).run(lambda adapter: _run(adapter, bound_s, steps)))
 
@@ -36,7 +36,7 @@ async def fence_async(connection: Any, term: TermIdentity, bound_s: float, *step
     return await adapt(connection, term, to_async=True).run(lambda adapter: _run(adapter, bound_s, steps))
 
 
-async def _run(adapter: Adapter, bound_s: float, steps: Sequence[Step]) -> Any:
+async def _run(adapter: Adapter, bound_s: float, steps: Sequence[Step]) -> list[Result]:
     if not adapter.ever_commits:
         await _find(adapter, statements.FENCE_BY_LOOK)
     elif adapter.dialect.name == "postgresql":
@@ -49,10 +49,7 @@ async def _run(adapter: Adapter, bound_s: float, steps: Sequence[Step]) -> Any:
         adapter.mark_fenced()
     if not adapter.in_transaction():
         raise ConfigError(AUTOCOMMIT)
-    result = None
-    for step in steps:
-        result = await adapter.execute(step)
-    return result
+    return [await adapter.execute(step) for step in steps]
 
 
 async def _find(adapter: Adapter, text: str) -> None:

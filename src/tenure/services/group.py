@@ -58,7 +58,7 @@ class ServiceGroup(abc.ABC):
     @property
     def drain_within(self) -> float:
         """Seconds for stopping all services unless the role is lost: the largest ``drain_within`` of any of them."""
-        return max(runner.service.drain_within for runner in self.runners)
+        return max(runner.service.longest_drain for runner in self.runners)
 
     @property
     def names(self) -> str:

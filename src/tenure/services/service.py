@@ -57,6 +57,8 @@ class Service:
         check_choice("on_stuck", self.on_stuck, ("log", "exit"))
         check_seconds("start_within", self.start_within)
         check_seconds("drain_within", self.drain_within)
+        if not self.leader_only and getattr(self.target, "_leader_only", False):
+            raise ConfigError(f"service {self.name!r} is a schedule, which runs on the leader: use leader_only()")
         if self.is_object:
             if inspect.isclass(self.target):
                 raise ConfigError(f"service {self.name!r} is a class: give an object of it, {self.name}()")
@@ -71,6 +73,17 @@ class Service:
                 f"service {self.name!r}: a plain function runs in a thread, which only the function itself can end: "
                 f"let it take `{gets}` and return in time (`while not {until}: …`), or make it a coroutine function"
             )
+
+    @property
+    def jobs(self) -> frozenset[str]:
+        """The names of its jobs, if it is a schedule."""
+        return frozenset(self.target.jobs) if getattr(self.target, "_leader_only", False) else frozenset()
+
+    @property
+    def longest_drain(self) -> float:
+        """Seconds for stopping on a hand-over. A schedule needs more if it lets runs finish."""
+        needed: float = getattr(self.target, "_drain_within", 0.0)
+        return max(self.drain_within, needed)
 
     @property
     def is_object(self) -> bool:

@@ -37,6 +37,12 @@ class Supervisor:
             group = self._roles.setdefault(candidacy.role, LeaderServices(candidacy))
         if any(runner.service.name == service.name for runner in group.runners):
             raise ConfigError(f"service {service.name!r} already exists: give this one another name (name=…)")
+        for runner in group.runners:
+            if twice := service.jobs & runner.service.jobs:
+                raise ConfigError(
+                    f"job {min(twice)!r} is in two schedules of one role, so it would run twice: give it two names, or "
+                    "add the schedules to two roles"
+                )
         group.runners.append(ServiceRunner(service, group.wake, group.log))
 
     @property

@@ -12,13 +12,14 @@ from typing import Any
 
 from tenure.core import messages, timing
 from tenure.core.messages import Confirmed, Held, Vacancy
-from tenure.store import statements, tables
+from tenure.store import job_statements, statements, tables
 from tenure.store.dialects import listed
 from tenure.store.session import Failed, Gone, Result, Sentinel, Session, Step
 
 KEPT_MEMBERS = 100
 KEPT_TERMS = 100
-"""How many ended memberships of a namespace, and terms of a role, are kept for operators to read."""
+KEPT_RUNS = 100
+"""How many ended memberships of a namespace, terms of a role and runs of a job are kept for operators to read."""
 
 
 TerminateSilentMember = Callable[[str, str, int | None], None]
@@ -181,6 +182,8 @@ class ControlStore:
             vacant=_vacancies(vacant),
             alone_in=tuple(role for role in alone_in if role not in others_stand),
             confirmed=confirmed(found, self.session.server()),
+            clock_us=found.rows[0][-1],
+            requests=found.rows[0][-2],
         )
 
     def _leave(self, request: messages.Leave) -> messages.Done:
@@ -345,9 +348,22 @@ class ControlStore:
             )
         for (role,) in long.rows:
             self.session.run(self._step(statements.DELETE_TERMS, role=role, kept=KEPT_TERMS))
+        self._fold_runs()
         (live,) = self.session.read(self._step(statements.LIVE_KEYS))
         self.sentinel.sweep({key for (key,) in live.rows})
         return messages.Done()
+
+    def _fold_runs(self) -> None:
+        """Fold the oldest runs of each job into one row, which keeps how many due times they were."""
+        (long,) = self.session.run(self._step(job_statements.LONG_RUNS, kept=KEPT_RUNS))
+        for role, job in long.rows:
+            of_job = {"role": role, "job": job}
+            (last_kept,) = self.session.run(self._step(job_statements.LAST_KEPT_RUN, kept=KEPT_RUNS, **of_job))
+            for (before,) in last_kept.rows:
+                self.session.run(
+                    self._step(job_statements.FOLD, before=before, **of_job),
+                    self._step(job_statements.DELETE_FOLDED, before=before, **of_job),
+                )
 
     def _backends(self) -> dict[str, Any]:
         names = ("control_pid", "control_start", "watch_pid", "watch_start")
@@ -358,7 +374,7 @@ def confirmed(result: Result, server: messages.Server) -> Confirmed:
     """Return the contents of a namespace's row; raise ``Gone`` if this connection cannot work with them."""
     if not result.rows:
         raise Gone("the namespace was deleted: the node creates it again when it reconnects")
-    incarnation, base, max_ttl_ms, ripe_ttl_ms, limits, place, here, oldest = result.rows[0]
+    incarnation, base, max_ttl_ms, ripe_ttl_ms, limits, place, here, oldest, *_ = result.rows[0]
     if here != server.place:
         raise Gone("the tables were replaced by others of the same name while the node was connected")
     if (oldest or 0) > tables.MIGRATIONS[-1].version:

@@ -53,7 +53,7 @@ def listed(values: tuple[str, ...]) -> str:
     return json.dumps(values, ensure_ascii=False)
 
 
-TABLES = ("meta", "namespaces", "members", "roles", "candidates", "terms", "jobs")
+TABLES = ("meta", "namespaces", "members", "roles", "candidates", "terms", "jobs", "runs")
 
 
 _SHARED = {
@@ -89,6 +89,7 @@ def postgresql(schema: str) -> Dialect:
             "schema": quoted,
             "time": "timestamptz",
             "now": "pg_catalog.clock_timestamp()",
+            "now_us": "cast(extract(epoch from pg_catalog.clock_timestamp()) * 1000000 as bigint)",
             "listed": "(select pg_catalog.jsonb_array_elements_text(cast(:names as jsonb)))",
             "unreserved": "(select pg_catalog.jsonb_array_elements_text(cast(:unreserved as jsonb)))",
             "from_listed": "pg_catalog.jsonb_array_elements_text(cast(:names as jsonb)) as listed(value)",
@@ -112,6 +113,7 @@ SQLITE = Dialect(
         "schema": "tenure_",
         "time": "text",
         "now": "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')",
+        "now_us": "strftime('%s', 'now') * 1000000 + substr(strftime('%f', 'now'), 4) * 1000",
         "greatest": "max",
         "least": "min",
         "listed": "(select value from json_each(:names))",
@@ -144,6 +146,7 @@ MYSQL = Dialect(
         "schema": "tenure_",
         "time": "datetime(6)",
         "now": "utc_timestamp(6)",
+        "now_us": "timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))",
         "listed": ":names_list",
         "unreserved": ":unreserved_list",
         "from_listed": f"json_table(:names, '$[*]' columns (value {_MYSQL_TEXT} path '$')) as listed",

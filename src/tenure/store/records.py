@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any, Protocol
 
 from tenure.errors import ConfigError, StoreUnavailable
-from tenure.store import statements
+from tenure.store import job_statements, statements
 from tenure.store.session import Session, Step
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -71,7 +71,7 @@ class TermRecord:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """What is recorded about the runs of a job."""
+    """What is recorded about a job. The fields after ``token`` are those of a job in a :class:`~tenure.Schedule`."""
 
     job: str
     anchor: datetime | None
@@ -82,6 +82,60 @@ class JobRecord:
     """The due time of the latest run that was marked as done."""
     token: int
     """The token of the term that last changed this record."""
+    role: str = ""
+    spec: str | None = None
+    """When the job is due: ``cron 30 2 * * * Europe/Paris`` or ``every 300``; None if it is in no schedule."""
+    since: datetime | None = None
+    """When this definition was first seen. Due times count from then on."""
+    zone_data: str | None = None
+    """What identifies the time zone data of the host that last led."""
+    paused: datetime | None = None
+    """When the job was paused; None if it is not."""
+    paused_reason: str | None = None
+    requested: datetime | None = None
+    """When a run was asked for that has not begun yet."""
+    listed: int | None = None
+    """The token of the last term whose leader had the job in its schedule."""
+    as_of: datetime | None = field(default=None, compare=False)
+    """When this was read, by the database's clock."""
+    jitter: float = 0.0
+    """By how many seconds runs may be delayed."""
+    next_due: datetime | None = None
+    """When the next run is due; None if that is not known. Only a Registry fills it in."""
+    overdue: bool = False
+    """Whether a run should have begun more than a minute ago. Only a Registry fills it in."""
+    last: RunRecord | None = field(default=None, compare=False)
+    """The latest run, or the latest due times that were skipped. Only a Registry fills it in."""
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the last claimed run is in the future: the database's clock was ahead then, and is right again."""
+        return self.claimed is not None and self.as_of is not None and self.claimed > self.as_of
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One row of the record of runs: an attempt at a run, or due times that were not run."""
+
+    role: str
+    job: str
+    due: datetime
+    """When the run was due; of several due times, the last."""
+    first: datetime
+    """Of several due times, the first; else the same as ``due``."""
+    covers: int
+    """For how many due times this accounts; 0 for a second attempt, and for a run that an operator asked for."""
+    attempt: int
+    """1 for the first attempt; 0 for a run that an operator asked for."""
+    outcome: str
+    """``begun``, ``done``, ``failed``, ``interrupted``, ``lost``, ``skipped``; or ``folded``, for old rows."""
+    detail: str | None
+    """Why it failed or was skipped."""
+    token: int
+    member: str | None
+    """The node that wrote this."""
+    began: datetime
+    ended: datetime | None
 
 
 @contextlib.contextmanager
@@ -159,15 +213,57 @@ def _metadata(text: str) -> dict[str, Any]:
 @readable()
 def jobs(tables: Tables, role: str) -> list[JobRecord]:
     """Return the jobs of ``role``, sorted by name."""
-    return job_records(_read(tables, statements.JOBS, role=role))
+    return job_records(_read(tables, job_statements.JOBS, role=role))
+
+
+@readable()
+def all_jobs(tables: Tables) -> list[JobRecord]:
+    """Return the jobs of every role, sorted by role and name."""
+    return job_records(_read(tables, job_statements.ALL_JOBS))
+
+
+@readable()
+def runs(tables: Tables, role: str, job: str, limit: int) -> list[RunRecord]:
+    """Return the last runs of a job, newest first."""
+    return _run_records(_read(tables, job_statements.RUNS, role=role, job=job, limit=limit))
+
+
+@readable()
+def last_runs(tables: Tables) -> dict[tuple[str, str], RunRecord]:
+    """Return the last run of each job, by role and job."""
+    return {(run.role, run.job): run for run in _run_records(_read(tables, job_statements.LAST_RUNS))}
+
+
+@readable()
+def latest_runs(tables: Tables, limit: int) -> list[RunRecord]:
+    """Return the last runs of all jobs, newest first."""
+    return _run_records(_read(tables, job_statements.LATEST_RUNS, limit=limit))
+
+
+def _run_records(rows: Iterable[tuple[Any, ...]]) -> list[RunRecord]:
+    return [
+        RunRecord(
+            *(role, job, moment(due), moment(first), covers, attempt, outcome, detail, token, member, time_of(began)),
+            ended=None if ended is None else time_of(ended),
+        )
+        for role, job, due, attempt, first, covers, outcome, detail, token, member, began, ended in rows
+    ]
 
 
 def job_records(rows: Iterable[tuple[Any, ...]]) -> list[JobRecord]:
     """Return rows of the table of jobs as records."""
-    return [
-        JobRecord(job, _moment(anchor), _moment(claimed), _moment(done), token)
-        for job, anchor, claimed, done, token in rows
-    ]
+    found = []
+    for job, anchor, claimed, done, token, spec, since, zone_data, paused, reason, requested, role, *more in rows:
+        listed, jitter_us, now = more
+        marks = _moment(anchor), _moment(claimed), _moment(done), token
+        definition = role, spec, _moment(since), zone_data
+        found.append(
+            JobRecord(
+                *(job, *marks, *definition, _moment(paused), reason, _moment(requested), listed, _moment(now)),
+                jitter=(jitter_us or 0) / 1_000_000,
+            )
+        )
+    return found
 
 
 def _moment(us: int | None) -> datetime | None:

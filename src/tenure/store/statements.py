@@ -200,7 +200,7 @@ over, unless a node has already waited that long on this line of data, for anoth
 
 CONFIRMED = """
 select incarnation, base, max_ttl_ms, {ripe}, limits, coalesce(place, {place}), {place},
-       (select value from {meta} where name = 'oldest')
+       (select value from {meta} where name = 'oldest'), requests, {now_us}
 from {namespaces} where name = :namespace
 """
 
@@ -238,40 +238,6 @@ FENCE_BY_LOOK = "select 1 from {roles} r where " + FENCE_GUARD
 
 FENCE_BY_UPDATE = "\nupdate {roles} as r set token = r.token where " + FENCE_GUARD
 """Changes nothing, but takes the write lock, and opens a transaction where a SELECT would not open one."""
-
-# Runs of jobs ------------------------------------------------------------------------------------------------
-
-ADD_JOB = """
-insert into {jobs} (namespace, role, job, token) values (:namespace, :role, :job, :token) {or_lock}
-"""
-
-CLAIM = """
-update {jobs} set claimed_us = :us, token = :token
-where namespace = :namespace and role = :role and job = :job and (claimed_us is null or claimed_us < :us)
-"""
-
-FINISH = """
-update {jobs} set done_us = :us, token = :token
-where namespace = :namespace and role = :role and job = :job and (done_us is null or done_us < :us)
-"""
-
-SET_ANCHOR = """
-update {jobs} set anchor_us = :us, token = :token
-where namespace = :namespace and role = :role and job = :job and anchor_us is null
-"""
-
-ANCHOR = """
-select anchor_us from {jobs} where namespace = :namespace and role = :role and job = :job {for_share}
-"""
-
-FORGET_JOB = """
-delete from {jobs} where namespace = :namespace and role = :role and job = :job
-"""
-
-JOBS = """
-select job, anchor_us, claimed_us, done_us, token from {jobs}
-where namespace = :namespace and role = :role order by job
-"""
 
 # What operators read ---------------------------------------------------------------------------------------------
 
@@ -393,6 +359,7 @@ where name = :namespace and max_ttl_ms <> :max_ttl_ms
 """MariaDB assigns the columns in the order of the text, so the limit comes last."""
 
 FORGET_ROLES = (
+    "delete from {runs} where namespace = :namespace",
     "delete from {jobs} where namespace = :namespace",
     "delete from {candidates} where namespace = :namespace",
     "delete from {terms} where namespace = :namespace",

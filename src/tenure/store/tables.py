@@ -247,6 +247,37 @@ _LIMITS_AND_PLACES = (
 """The columns that R14 and R15 need, and the place of the tables. Rows of older releases have the defaults: without
 ``ripe_ttl_ms`` a raise above 60 s counts as not ripe."""
 
+_RUNS = (
+    "alter table {jobs} add column spec {text}",
+    "alter table {jobs} add column since_us bigint",
+    "alter table {jobs} add column zone_data {text}",
+    "alter table {jobs} add column listed_token bigint",
+    "alter table {jobs} add column paused_us bigint",
+    "alter table {jobs} add column paused_reason {text}",
+    "alter table {jobs} add column requested_us bigint",
+    "alter table {jobs} add column jitter_us bigint",
+    "alter table {namespaces} add column requests integer not null default 0",
+    """
+create table {runs} (
+    namespace {text} not null,
+    role {text} not null,
+    job {text} not null,
+    due_us bigint not null,
+    attempt smallint not null,
+    first_us bigint not null,
+    covers bigint not null,
+    outcome {text} not null,
+    detail {text},
+    token bigint not null,
+    member {text},
+    began_at {time} not null,
+    ended_at {time},
+    primary key (namespace, role, job, due_us, attempt)
+) {engine}
+""",
+)
+"""Schedules: the definition of each job, and a row for each run (see ``job_statements``)."""
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(1, _TABLES, (_INCARNATION, _FENCE, _WAIT_FOR_ROLE, _SAME_SERVER)),
     Migration(2, _JOBS),
@@ -255,6 +286,7 @@ MIGRATIONS: tuple[Migration, ...] = (
         _LIMITS_AND_PLACES,
         (_PLACE, *(text.replace("create function", "create or replace function") for text in (_FENCE, _SAME_SERVER))),
     ),
+    Migration(4, _RUNS),
 )
 
 
@@ -262,9 +294,9 @@ def _columns() -> dict[str, list[str]]:
     """Return the columns of every table, as read from the statements that create the tables."""
     columns = {
         table[1]: re.findall(r"^    (?!primary key)(\w+) ", table[0], re.MULTILINE)
-        for table in re.finditer(r"create table {(\w+)} \(.*?\n\)", "".join((*_TABLES, *_JOBS)), re.DOTALL)
+        for table in re.finditer(r"create table {(\w+)} \(.*?\n\)", "".join((*_TABLES, *_JOBS, *_RUNS)), re.DOTALL)
     }
-    for statement in _LIMITS_AND_PLACES:
+    for statement in (*_LIMITS_AND_PLACES, *_RUNS):
         if added := re.match(r"alter table {(\w+)} add column (\w+)", statement):
             columns[added[1]].append(added[2])
     return columns

@@ -30,7 +30,7 @@ _MISSING_PRIVILEGES = """
 select wanted.privilege || ' on ' || c.relname
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 cross join pg_catalog.unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) as wanted(privilege)
-where n.nspname = :schema and c.relname in ('namespaces', 'members', 'roles', 'candidates', 'terms', 'jobs')
+where n.nspname = :schema and c.relname in ('namespaces', 'members', 'roles', 'candidates', 'terms', 'jobs', 'runs')
     and not pg_catalog.has_table_privilege(c.oid, wanted.privilege)
 order by c.relname, wanted.privilege
 """

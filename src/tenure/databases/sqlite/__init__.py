@@ -1,4 +1,4 @@
-"""SQLite, by the standard library: the default, for processes on one machine.
+"""SQLite, through the standard library: the default, for processes on one machine.
 
 One writer at a time holds the whole file, in short ``BEGIN IMMEDIATE`` transactions. There is no server that could
 notify a node, so the watcher checks the sentinels and the file's change counter many times a second.

@@ -32,8 +32,10 @@ class DjangoAdapter(Adapter):
         self._has_transaction = own or (self.ever_commits and not connection.get_autocommit())
 
     def find_dialect(self) -> Dialect:
-        # Django converts parameters of this form for its driver.
-        return replace(for_name(self.connection.vendor, self.term.schema), parameter="%({})s")
+        # Django converts parameters of this form for its driver, so any other % in a text is written twice.
+        dialect = for_name(self.connection.vendor, self.term.schema)
+        words = {name: word.replace("%", "%%") for name, word in dialect.words.items()}
+        return replace(dialect, parameter="%({})s", words=words)
 
     async def check_transaction(self) -> None:
         if not self._has_transaction:

@@ -55,8 +55,8 @@ class AsyncPsycopgAdapter(PsycopgAdapter):
                 await pipeline.sync()
 
 
-def run_together(connection: Any, dialect: Dialect, *steps: Step) -> Result:
-    """Run steps that share their parameters in one message; return the result of the last.
+def run_together(connection: Any, dialect: Dialect, *steps: Step) -> list[Result]:
+    """Run steps that share their parameters in one message; return their results.
 
     The server stops at the first step that fails.
     """
@@ -64,9 +64,11 @@ def run_together(connection: Any, dialect: Dialect, *steps: Step) -> Result:
     cursor = psycopg.ClientCursor(connection, row_factory=psycopg.rows.tuple_row)
     parameters = {name: value for step in steps for name, value in step.parameters.items()}
     cursor.execute("; ".join(dialect.text(step.text) for step in steps), parameters)
-    while cursor.nextset():
-        pass
-    return FetchedResult(cursor.fetchall() if cursor.description else [], cursor.rowcount)
+    results: list[Result] = []
+    while True:
+        results.append(FetchedResult(cursor.fetchall() if cursor.description else [], cursor.rowcount))
+        if not cursor.nextset():
+            return results
 
 
 KINDS = {"psycopg.Connection": PsycopgAdapter, "psycopg.AsyncConnection": AsyncPsycopgAdapter}

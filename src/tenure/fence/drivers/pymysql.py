@@ -20,7 +20,7 @@ class PyMySqlAdapter(Adapter):
 
     async def execute(self, step: Step) -> Result:
         cursor = session.load().cursors.Cursor(self.connection)
-        count = cursor.execute(self.dialect.text(step.text), step.parameters or None)
+        count = cursor.execute(self.dialect.text(step.text), self.dialect.arguments(step.parameters) or None)
         return FetchedResult(list(cursor.fetchall()), count)
 
     def in_transaction(self) -> bool:

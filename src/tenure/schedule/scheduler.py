@@ -1,0 +1,508 @@
+"""The jobs of a schedule under one term: waits for due times, starts runs, records how they end, and stops them.
+
+It works on the event loop of the node's services. Plain functions, and everything that talks to the database, run in
+threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, TypeVar
+
+import anyio
+
+from tenure import clock
+from tenure.aio import bridge
+from tenure.aio.call import Call, is_async
+from tenure.aio.term import AsyncTerm
+from tenure.core.backoff import Backoff
+from tenure.election import Election
+from tenure.engine.callbacks import CallbackThread
+from tenure.errors import NodeClosed, NotLeader, TenureError
+from tenure.fence import job_runs
+from tenure.internals import engine_of, holding_of
+from tenure.schedule import plan
+from tenure.schedule.due_times import SECOND_US, from_text, microseconds, moment
+from tenure.schedule.jobs import Job
+from tenure.schedule.run import (
+    NotDone,
+    Run,
+    described,
+    interrupt,
+    is_committed,
+    is_interrupted,
+    is_now_over,
+    lost,
+    marks_itself,
+    record_end,
+    write,
+)
+from tenure.store import records
+from tenure.store.records import JobRecord
+from tenure.term import Term, Transaction, ask
+
+T = TypeVar("T")
+
+log = logging.getLogger("tenure.schedule")
+
+LOOK_EVERY_S = 1.0
+"""How often the schedule compares its clock with the database's: that clock may be set."""
+LOOK_EVERY_US = 100_000
+"""How soon a job is looked at again while the term is in doubt, and after a run that could not be recorded."""
+PAUSED_LOOK_US = 5_000_000
+"""How soon a paused job is looked at again that has a run to repeat."""
+DRAIN_LOOK_S = 0.1
+MOST_LOST = 10
+"""How many times a run is repeated that did not end: a job that ends its process would end one node after another."""
+
+
+class Interrupted(Exception):
+    """A run was stopped because its node handed over."""
+
+
+@dataclass
+class JobState:
+    """What the leader knows about a job."""
+
+    job: Job
+    mark: int
+    """All due times up to this one are accounted for."""
+    since: int = 0
+    """When the definition was first seen, or an operator reset the job."""
+    repeat: int | None = None
+    """The due time of a run that did not end, and has to be made again."""
+    requested: int | None = None
+    """When an operator asked for a run that was not made yet."""
+    busy: plan.Busy | None = None
+    """When the last runs of this term were under way."""
+    waited: bool = True
+    """Whether there was a pause since the last run."""
+    wake_at: int | None = 0
+    """When to decide again what to do; None for never."""
+    call: Call | None = None
+    """What makes the run that is under way, from its claim to its record."""
+    run: Run | None = None
+    function: Call | None = None
+    """The function of that run."""
+
+
+class Scheduler:
+    """The jobs of one schedule, under one term."""
+
+    def __init__(self, jobs: Sequence[Job], workers: int, term: AsyncTerm) -> None:
+        """Work under a term; plain functions run in ``workers`` threads at most."""
+        self._term = term
+        self._engine = engine_of(term)
+        self._callbacks = CallbackThread(f"schedule-{term.role}")
+        election = Election(self._engine.candidacy(term.role), self._callbacks.call)
+        self._blocking = Term(election, holding_of(term))
+        self._jobs = {job.name: job for job in jobs}
+        self._states: list[JobState] = []
+        self._requests = 0
+        self._threads = anyio.Semaphore(workers)
+        self._wake: Callable[[], object] = bool
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Make the runs that are due, until the task is cancelled. Then stop those under way."""
+        recorder = self._engine.recorder
+        try:
+            await self._open()
+            recorder.overdue[self._term.role] = self._overdue
+            while True:
+                now = self._engine.database_clock.now_us()
+                for state in self._states:
+                    if state.call is None and state.wake_at is not None and state.wake_at <= now:
+                        self._advance(state, now)
+                await self._rest()
+        finally:
+            self._stopping = True
+            recorder.overdue.pop(self._term.role, None)
+            await self._drain()
+            self._callbacks.close(timeout=0)
+
+    def _overdue(self, job: str) -> float:
+        """Return for how many seconds a job has been due whose run has not begun. Any thread may call it."""
+        wake_at = next((state.wake_at for state in self._states if state.job.name == job and not state.call), None)
+        return max(0.0, (self._engine.database_clock.now_us() - wake_at) / SECOND_US) if wake_at else 0.0
+
+    def _count(self, job: str, outcome: str, number: int = 1) -> None:
+        self._engine.recorder.ran(self._term.role, job, outcome, number)
+
+    # The beginning of a term ----------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        """Read where the last leader stopped, and write the definitions that are new."""
+        self._requests = self._engine.database_clock.requests
+        now, lost_jobs, found = await self._write(self._begin)
+        self._engine.database_clock.heard(now)
+        for name, job in self._jobs.items():
+            record = found[name]
+            self._engine.recorder.scheduled(self._term.role, name)
+            state = JobState(job, _mark(record), _us(record.since), requested=_us(record.requested) or None)
+            if job.repeats and _us(record.claimed) > _us(record.done):
+                state.repeat = _us(record.claimed)
+            if name in lost_jobs:
+                self._count(name, "lost")
+                fate = "is made again" if state.repeat else "is not made again: delivery was 'at-most-once'"
+                log.warning("job %r: the run due %s was begun and did not end; it %s", name, record.claimed, fate)
+            if record.ahead:
+                log.warning(
+                    "job %r: its last run is in the future (%s): the database's clock was ahead. Nothing runs before "
+                    "that; `tenure jobs --reset %s` continues from now",
+                    *(name, record.claimed, name),
+                )
+            self._states.append(state)
+
+    def _begin(self, transaction: Transaction) -> tuple[int, set[str], dict[str, JobRecord]]:
+        """Return the database's time, the jobs that lost a run, and the record of each job.
+
+        New and changed definitions count from now.
+        """
+        term = holding_of(self._term)
+        now, lost_jobs, known = ask(transaction, job_runs.begin_term(term, tuple(self._jobs)))
+        found = {record.job: record for record in known}
+        for name, job in self._jobs.items():
+            found[name] = self._describe(transaction, job, self._define(transaction, job, found.get(name), now))
+        return now, lost_jobs, found
+
+    def _define(self, transaction: Transaction, job: Job, record: JobRecord | None, now: int) -> JobRecord:
+        """Write a definition that is new, and return the job's record."""
+        text = job.due_times.text
+        if record is None:
+            record = JobRecord(job.name, None, None, None, self._term.token)
+        if record.spec != text:
+            if record.spec is not None:
+                self._account_for_old(transaction, record, now)
+            ask(transaction, job_runs.define(holding_of(self._term), job.name, text, now))
+            record = replace(record, spec=text, since=moment(now), zone_data=None)
+        return record
+
+    def _describe(self, transaction: Transaction, job: Job, record: JobRecord) -> JobRecord:
+        """Write what operators read about a job, if it has changed. Warn if two hosts have different time zones."""
+        here = job.due_times.zone_data
+        if record.zone_data not in (here, None):
+            log.warning(
+                "job %r: this host has other time zone data than the host that led before (%s, not %s), so they may "
+                "disagree about due times: install the same tzdata on all hosts",
+                *(job.name, here, record.zone_data),
+            )
+        if (record.zone_data, record.jitter) != (here, job.jitter):
+            ask(transaction, job_runs.describe(holding_of(self._term), job.name, here, round(job.jitter * SECOND_US)))
+        return record
+
+    def _account_for_old(self, transaction: Transaction, record: JobRecord, now: int) -> None:
+        """Record the due times that a definition had which is replaced now, and which no run was made for."""
+        old = from_text(record.spec or "")
+        mark = _mark(record)
+        if old is None:
+            log.warning("job %r: its old definition %r is unknown, and is not counted", record.job, record.spec)
+            return
+        number = old.count(mark, now)
+        log.info("job %r: its definition was %r; %d due times of it were not run", record.job, record.spec, number)
+        first, last = old.after(mark), old.latest(mark, now)
+        if first is not None and last is not None:
+            self._record(transaction, record.job, mark, plan.Stretch(first, last, number, plan.MISSED))
+
+    # Waiting ------------------------------------------------------------------------------------------------------
+
+    async def _rest(self) -> None:
+        """Wait until something is due, a run ends, or an operator asks for something."""
+        now = self._engine.database_clock.now_us()
+        due = [state.wake_at for state in self._states if state.call is None and state.wake_at is not None]
+        seconds = min(LOOK_EVERY_S, max(0.0, (min(due) - now) / SECOND_US)) if due else LOOK_EVERY_S
+        woken = anyio.Event()
+        loop = bridge.Loop()
+        self._wake = woken.set
+
+        def asked() -> bool:
+            return self._engine.database_clock.requests != self._requests
+
+        forget = self._engine.call_when(asked, lambda: loop.call(woken.set))
+        try:
+            with anyio.move_on_after(seconds):
+                await woken.wait()
+        finally:
+            forget()
+        if asked():
+            await self._read_requests()
+
+    async def _read_requests(self) -> None:
+        """Read which runs operators have asked for. If that fails, it is tried again."""
+        seen, role = self._engine.database_clock.requests, self._term.role
+        try:
+            found = await bridge.run(lambda: self._engine.query(lambda store: records.jobs(store, role)))
+        except TenureError as error:
+            log.info("role %r: the requests of operators could not be read yet: %s", role, error)
+            await anyio.sleep(LOOK_EVERY_S)
+            return
+        self._requests = seen
+        by_name = {record.job: record for record in found}
+        for state in self._states:
+            record = by_name.get(state.job.name)
+            if record is None:
+                continue
+            if record.requested is not None:
+                state.requested, state.wake_at = microseconds(record.requested), 0
+            # Only a reset changes this. The marks may be old: a run may have been claimed since they were read.
+            if state.call is None and _us(record.since) > state.since:
+                state.mark, state.since, state.wake_at = _mark(record), _us(record.since), 0
+
+    # Deciding -----------------------------------------------------------------------------------------------------
+
+    def _advance(self, state: JobState, now: int) -> None:
+        """Start the run of a job that is due, or set when to look again."""
+        if not self._term.valid:  # in doubt, or over: the service is stopped then
+            state.wake_at = now + LOOK_EVERY_US
+            return
+        if state.repeat is not None:
+            self._begin_run(state, functools.partial(self._repeat, state, state.repeat))
+        elif state.requested is not None:
+            self._begin_run(state, functools.partial(self._make_requested, state, state.requested))
+        else:
+            decision = plan.decide(state.job, state.mark, now, state.busy)
+            if isinstance(decision, plan.Wait):
+                state.wake_at, state.waited = decision.until, True
+            else:
+                self._begin_run(state, functools.partial(self._make, state, decision))
+
+    def _begin_run(self, state: JobState, work: Callable[[], Any]) -> None:
+        async def run() -> None:
+            try:
+                async with self._slot(state.job):
+                    if not self._stopping:
+                        await work()
+            except (NotLeader, NodeClosed) as error:
+                log.info("job %r: the term is over: %s", state.job.name, error)
+            except Exception:
+                log.exception("job %r: the run could not be recorded", state.job.name)
+                if state.job.repeats and state.run is not None and not state.run.requested:
+                    state.repeat = microseconds(state.run.due)
+                state.wake_at = self._engine.database_clock.now_us() + LOOK_EVERY_US
+            finally:
+                state.call = state.run = state.function = None
+                self._wake()
+
+        state.wake_at = 0
+
+        state.call = Call(run)
+
+    @contextlib.asynccontextmanager
+    async def _slot(self, job: Job) -> Any:
+        """Wait for a thread, if the function needs one."""
+        if is_async(job.function):
+            yield
+        else:
+            async with self._threads:
+                yield
+
+    # Runs ---------------------------------------------------------------------------------------------------------
+
+    async def _make(self, state: JobState, decision: plan.Make) -> None:
+        """Claim a run, and make it."""
+        job = state.job
+        claimed = await self._write_again(functools.partial(self._claim, state, decision))
+        self._engine.database_clock.heard(claimed.now_us)
+        skipped = decision.missed if claimed.mine else claimed.skipped
+        if skipped:
+            self._count(job.name, "skipped", skipped)
+        if claimed.mine or claimed.paused:
+            state.mark = max(state.mark, decision.due)
+        elif claimed.mark_us is not None and claimed.mark_us > state.mark:
+            state.mark = claimed.mark_us  # another program has claimed it by hand
+        if claimed.mine:
+            run = self._run(job, decision.due, missed=decision.missed)
+            if not job.repeats:
+                is_now_over(run)
+            await self._perform(state, run, decision.due)
+
+    def _claim(self, state: JobState, decision: plan.Make, transaction: Transaction, again: bool) -> job_runs.Claimed:
+        """Claim a run, and record what is skipped: before it, or the run itself if the job is paused.
+
+        ``again`` means that an earlier try may have been committed. What it has recorded shows that.
+        """
+        term, job = holding_of(self._term), state.job
+        claimed: job_runs.Claimed = ask(
+            transaction, job_runs.claim_due(term, job.name, decision.due, once=not job.repeats)
+        )
+        if claimed.mine:
+            mark = state.mark
+            for stretch in decision.skipped:
+                self._record(transaction, job.name, mark, stretch)
+                mark = stretch.last
+        elif again and claimed.outcome is not None:
+            claimed = replace(claimed, mine=claimed.outcome == "begun", paused=claimed.outcome == "skipped")
+        elif claimed.paused:
+            paused = plan.stretch_of(job, state.mark, decision.due, plan.PAUSED)
+            if paused is not None:
+                self._record(transaction, job.name, state.mark, paused)
+                ask(transaction, job_runs.pass_over(term, job.name, paused.last))
+                claimed = replace(claimed, skipped=paused.number)
+        return claimed
+
+    def _record(self, transaction: Transaction, job: str, mark: int, stretch: plan.Stretch) -> None:
+        term, reason = holding_of(self._term), stretch.reason
+        if not ask(transaction, job_runs.extend_skipped(term, job, mark, stretch.last, stretch.number, reason)):
+            ask(transaction, job_runs.record_skipped(term, job, stretch.first, stretch.last, stretch.number, reason))
+
+    async def _repeat(self, state: JobState, due: int) -> None:
+        """Make the run again that was begun under an earlier term, and did not end. A paused job waits."""
+        term, job = holding_of(self._term), state.job
+
+        def begin(transaction: Transaction) -> int | None:
+            if ask(transaction, job_runs.is_paused(term, job.name)):
+                return None
+            attempt: int = ask(transaction, job_runs.repeat(term, job.name, due))
+            return attempt
+
+        attempt = await self._write(begin)
+        if attempt is None:
+            state.wake_at = self._engine.database_clock.now_us() + PAUSED_LOOK_US
+            return
+        state.repeat = None
+        run = self._run(job, due, attempt=attempt)
+        if attempt >= MOST_LOST + job.attempts:
+            log.error("job %r: the run due %s did not end %d times; it is given up", job.name, run.due, attempt - 1)
+            await self._end(run, "failed", f"did not end {attempt - 1} times", over=True)
+            return
+        await self._perform(state, run, due)
+
+    async def _make_requested(self, state: JobState, at: int) -> None:
+        """Make the run that an operator asked for."""
+        term, job = holding_of(self._term), state.job
+
+        def take(transaction: Transaction, again: bool) -> bool:
+            if again and ask(transaction, job_runs.request_is_taken(term, job.name, at)):
+                return True
+            taken: bool = ask(transaction, job_runs.take_request(term, job.name, at))
+            if taken:
+                ask(transaction, job_runs.record_requested(term, job.name, at))
+            return taken
+
+        state.requested = None
+        if await self._write_again(take):
+            await self._perform(state, self._run(job, at, requested=True), at)
+
+    def _run(self, job: Job, us: int, **details: Any) -> Run:
+        view = self._term if is_async(job.function) else self._blocking
+        return Run(job.name, job.local(us), self._blocking, view, **details)
+
+    async def _perform(self, state: JobState, run: Run, us: int) -> None:
+        """Call the function, in as many attempts as the job has, and record how the run ended."""
+        job, term = state.job, holding_of(self._term)
+        began = self._engine.database_clock.now_us() if state.waited or state.busy is None else state.busy.since
+        state.waited = False
+        pauses = Backoff()
+        left = 1 if run.requested else job.attempts
+        while True:
+            left -= 1
+            state.run = run
+            error = await self._outcome(state, run)
+            if error is None:
+                if run.requested or not marks_itself(run):
+                    await self._end(run, "done", None, over=not run.requested)
+                else:
+                    self._count(job.name, "done")
+                break
+            if lost(error, self._blocking):
+                break  # the next leader records it
+            if isinstance(error, Interrupted):
+                await self._end(run, "interrupted", str(error), over=False)
+                break
+            log.error("job %r: attempt %d at the run due %s failed", job.name, run.attempt, run.due, exc_info=error)
+            await self._end(run, "failed", described(error), over=not left and not run.requested)
+            if not left or await self._stopped_within(pauses.failed(clock.now())):
+                break
+            attempt = await self._write(lambda transaction: ask(transaction, job_runs.repeat(term, job.name, us)))
+            run = self._run(job, us, missed=run.missed, attempt=attempt)
+            if not job.repeats:
+                is_now_over(run)
+        state.busy = plan.Busy(began, self._engine.database_clock.now_us())
+
+    async def _outcome(self, state: JobState, run: Run) -> BaseException | None:
+        """Call the function; return why the run is not done, or None if it is."""
+        job = state.job
+        call = state.function = Call(job.function, run)
+        in_time = await call.wait(job.timeout)
+        if not in_time:
+            log.error("job %r: the run due %s takes longer than %g s and is stopped", job.name, run.due, job.timeout)
+            self._interrupt(state)
+            await call.wait()
+        if marks_itself(run):
+            if await bridge.run(lambda: is_committed(run)):
+                if call.error is not None:
+                    text = "job %r: the run due %s raised after its transaction was committed, so it is done"
+                    log.error(text, job.name, run.due, exc_info=call.error)
+                return None
+            if call.error is None:
+                return NotDone("the transaction that marks the run was not committed; the job ignored the error")
+        if not in_time:
+            return TimeoutError(f"it took longer than {job.timeout:g} s")
+        if is_interrupted(run) and not (call.error and lost(call.error, self._blocking)):
+            return Interrupted("the node handed over")
+        return call.error or _unfinished(call.answer.result())
+
+    async def _stopped_within(self, until: float) -> bool:
+        """Wait until a moment of this process's clock; True as soon as the schedule is stopped."""
+        while not self._stopping and (left := until - clock.now()) > 0:  # noqa: ASYNC110 - the pause may end early
+            await anyio.sleep(min(DRAIN_LOOK_S, left))
+        return self._stopping
+
+    async def _end(self, run: Run, outcome: str, detail: str | None, *, over: bool) -> None:
+        self._count(run.job, outcome)
+        await bridge.run(lambda: record_end(run, outcome, detail, over=over))
+
+    async def _write(self, action: Callable[[Transaction], T]) -> T:
+        return await bridge.run(lambda: write(self._blocking, action))
+
+    async def _write_again(self, action: Callable[[Transaction, bool], T]) -> T:
+        """Do the same, and tell the action whether an earlier try may have been committed."""
+        tries = itertools.count()
+        return await self._write(lambda transaction: action(transaction, next(tries) > 0))
+
+    # The end ------------------------------------------------------------------------------------------------------
+
+    def _interrupt(self, state: JobState) -> None:
+        """Cancel the run of a coroutine function; ask a plain function to return."""
+        if state.run is not None:
+            interrupt(state.run)
+        if state.function is not None:
+            state.function.cancel()
+
+    async def _drain(self) -> None:
+        """Interrupt the runs under way, or let them finish, as their jobs say; wait for all of them.
+
+        When trust ends, every run is interrupted: another node may lead.
+        """
+        while running := [state for state in self._states if state.call is not None]:
+            over = clock.now() >= holding_of(self._term).lease.deadline
+            for state in running:
+                if state.run and not is_interrupted(state.run) and (over or state.job.on_handover == "interrupt"):
+                    self._interrupt(state)
+            # asyncio's own cancel() ignores a shield, and the service is cancelled again after a while.
+            with anyio.CancelScope(shield=True), contextlib.suppress(anyio.get_cancelled_exc_class()):
+                await running[0].call.wait(DRAIN_LOOK_S)  # type: ignore[union-attr]
+
+
+def _unfinished(result: object) -> BaseException | None:
+    """Return an error if a plain function returned a coroutine, which does not run."""
+    if not inspect.iscoroutine(result):
+        return None
+    result.close()
+    return TypeError("it returned a coroutine, which does not run: make the job a coroutine function")
+
+
+def _mark(record: JobRecord) -> int:
+    """Return up to which moment the due times of a job are accounted for."""
+    return max(_us(record.since), _us(record.claimed))
+
+
+def _us(at: datetime | None) -> int:
+    return 0 if at is None else microseconds(at)

@@ -1,0 +1,58 @@
+"""Crontabs: what is read from each line, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenure import ConfigError
+from tenure.cli.cron.crontab import Entry, digest, parse
+
+CRONTAB = r"""
+# the night
+CRON_TZ=Europe/Paris
+MODE = "full"
+30 2 * * *   ./backup --mode "$MODE"   # backup
+@hourly      ./clean-up $(date +\%F)   # clean-up
+
+CRON_TZ=UTC
+*/5 * * * *  ./sync; echo done #1 # sync.all
+"""
+
+
+def test_entries_have_name_expression_command_and_zone():
+    backup, clean_up, sync = parse(CRONTAB, "UTC")
+    variables = {"CRON_TZ": "Europe/Paris", "MODE": "full"}
+    assert backup == Entry(
+        "backup", "30 2 * * *", ("/bin/sh", "-c", './backup --mode "$MODE"'), "Europe/Paris", variables
+    )
+    assert (clean_up.expression, clean_up.command[2]) == ("@hourly", "./clean-up $(date +%F)")
+    assert (sync.name, sync.command[2], sync.zone) == ("sync.all", "./sync; echo done #1", "UTC")
+
+
+def test_zone_of_the_command_line_is_the_default():
+    assert parse("0 0 * * * ./x # x", "Asia/Tokyo")[0].zone == "Asia/Tokyo"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no entries"),
+        ("# only a comment\n", "no entries"),
+        ("\n30 2 * * * ./backup", "line 2 of the crontab has no name"),
+        ("30 2 * * # backup", "line 1 of the crontab has no command"),
+        ("@daily # backup", "line 1 of the crontab has no command"),
+        ("30 2 * * * date +%F # day", "line 1 of the crontab has a % in its command"),
+        ("0 30 2 * * * ./backup # backup", "line 1 of the crontab has six fields"),
+        ("@daily ./a # a\n\n@daily ./b # a", "line 3 of the crontab: there are two jobs with the name 'a'"),
+    ],
+)
+def test_line_that_is_wrong_is_named(text, words):
+    with pytest.raises(ConfigError, match=words):
+        parse(text, "UTC")
+
+
+def test_digest_depends_on_what_runs_and_not_on_blanks_and_order():
+    one = parse("0 0 * * * ./a # a\n1 0 * * * ./b # b", "UTC")
+    same = parse("# night\n1  0 * * *  ./b # b\n0 0 * * * ./a   # a\n", "UTC")
+    other = parse("0 0 * * * ./a # a\n2 0 * * * ./b # b", "UTC")
+    assert digest(one) == digest(same) != digest(other)
