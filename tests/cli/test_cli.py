@@ -83,14 +83,20 @@ def test_leader_that_has_not_renewed_within_its_ttl_is_overdue(store_url):
 
 
 WITHOUT_URL = {
+    "cron": ["--name", "x", "not cron", "--", "true"],
     "doctor": [],
     "forget": ["default", "--yes"],
     "history": ["r"],
     "init": [],
+    "jobs": [],
     "members": [],
+    "pause": ["x"],
     "resign": ["r"],
+    "resume": ["x"],
     "run": ["--role", "r", "--", "true"],
+    "runs": [],
     "status": [],
+    "trigger": ["x"],
     "watch": ["--count", "1"],
 }
 """The commands that use the default file, with arguments. `demo` makes its own database, and `sql` uses none."""

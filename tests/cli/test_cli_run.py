@@ -107,6 +107,7 @@ def check_no_overlap(directory, url, fault, *, ttl, contests, size, rounds):
     eventually(lambda: not any(contest.living() for contest in all_), "all processes to be dead after the last runner")
 
 
+@pytest.mark.long
 def test_everything_that_the_command_started_is_dead_before_its_successor_begins_after_kill_9(tmp_path, one_url):
     rounds = ROUNDS // 2
     check_no_overlap(tmp_path, one_url, kill, ttl="10", contests=2, size=rounds + 1, rounds=rounds)

@@ -14,16 +14,22 @@ from tenure.cli.output import without_password
 from tenure.tracebacks import without_locals
 
 COMMANDS = {
+    "cron": "tenure.cli.cron.command",
     "doctor": "tenure.cli.doctor",
     "demo": "tenure.cli.demo.command",
     "forget": "tenure.cli.admin",
     "history": "tenure.cli.inspect",
     "init": "tenure.cli.admin",
+    "jobs": "tenure.cli.jobs",
     "members": "tenure.cli.inspect",
+    "pause": "tenure.cli.jobs",
     "resign": "tenure.cli.admin",
+    "resume": "tenure.cli.jobs",
     "run": "tenure.cli.run.command",
+    "runs": "tenure.cli.jobs",
     "sql": "tenure.cli.admin",
     "status": "tenure.cli.inspect",
+    "trigger": "tenure.cli.jobs",
     "watch": "tenure.cli.inspect",
 }
 

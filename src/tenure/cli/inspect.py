@@ -96,7 +96,7 @@ def members(url: str | None, namespace: str | None, schema: str, *, json_: bool)
     tenure members --namespace blue --json
     """
     with Registry(url, namespace=namespace, schema=schema) as registry:
-        _print(registry.members(), DETAILS, lambda: _nothing(registry, "members"), json_=json_)
+        print_rows(registry.members(), DETAILS, lambda: _nothing(registry, "members"), json_=json_)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def history(role: str, limit: int, url: str | None, namespace: str | None, schem
     with Registry(url, namespace=namespace, schema=schema) as registry:
         rows = with_gaps(registry.history(role, limit + 1))[:limit]
         missing = f"role {role!r} has no terms in namespace {registry.namespace!r}"
-        _print(rows, HISTORY_COLUMNS, lambda: without_password(missing), json_=json_)
+        print_rows(rows, HISTORY_COLUMNS, lambda: without_password(missing), json_=json_)
 
 
 def with_gaps(records: list[TermRecord]) -> list[HistoryRow]:
@@ -245,7 +245,7 @@ def _as_lines(looks: Iterator[Overview | str]) -> None:
         known = lines
 
 
-def _print(rows: Sequence[Any], columns: Columns, nothing: Callable[[], str], *, json_: bool) -> None:
+def print_rows(rows: Sequence[Any], columns: Columns, nothing: Callable[[], str], *, json_: bool) -> None:
     """Print rows as JSON or as a table; on stderr what ``nothing`` returns if there are none."""
     if json_:
         print_json(rows)

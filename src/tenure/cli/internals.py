@@ -6,13 +6,17 @@ No other module of ``cli`` uses them directly: ``tests/architecture/test_package
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenure.core.backoff import Backoff
 from tenure.internals import engine_of, holding_of
 
 if TYPE_CHECKING:
-    from tenure import Election, Node, Registry, Term
+    from datetime import datetime
+
+    from tenure import Election, Node, Registry, Run, Term
+
+T = TypeVar("T")
 
 
 def restart_pauses() -> Backoff:
@@ -50,6 +54,32 @@ def hold_role(election: Election, *, held: bool) -> None:
         candidacy.begin_work()
     else:
         candidacy.end_work()
+
+
+def claim_run(term: Term, job: str, due: datetime) -> Run | None:
+    """Claim a run of a job under a term; None if it was claimed before."""
+    from tenure.schedule.run import AlreadyRan, Run, claim  # noqa: PLC0415 - slow to import
+
+    run = Run(job, due, term)
+    try:
+        claim(run, repeats=False)
+    except AlreadyRan:
+        return None
+    return run
+
+
+def end_run(run: Run, code: int) -> None:
+    """Record how the command of a run ended."""
+    from tenure.schedule.run import record_end  # noqa: PLC0415 - as above
+
+    record_end(run, "done" if code == 0 else "failed", None if code == 0 else f"exit code {code}", over=True)
+
+
+async def run_in_thread(blocking: Callable[[], T]) -> T:
+    """Run a blocking call in a thread, without blocking the event loop of the node's services."""
+    from tenure.aio import bridge  # noqa: PLC0415 - only `tenure cron` has an event loop
+
+    return await bridge.run(blocking)
 
 
 def run_statement(registry: Registry, text: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ from tenure.cli.run.runner import Runner, RunOptions
 @click.option("--no-wait", is_flag=True, help="Exit with 75 at once if another node leads.")
 @click.option("--wait-timeout", type=Seconds(), help="Exit with 124 if not elected within this time.")
 @click.option("--hold", type=Seconds(), help="Keep the role for at least this long: see above about cron.")
+@click.option("--claim", metavar="JOB", help="Run COMMAND only if no machine has run JOB for --due: see above.")
+@click.option(
+    "--due", metavar="TIME", help="With --claim: minute, hour or day (the present one), or a time with its zone."
+)
 @click.option("--grace", type=Seconds(), default=10.0, show_default=True,
               help="Seconds between SIGTERM and SIGKILL; fewer if the lease ends before.")  # fmt: skip
 @click.option("--group-only", is_flag=True,
@@ -63,20 +68,31 @@ def run(**options: Any) -> None:
     tries: --hold 60 keeps the role for a minute, so that one machine runs it per tick. Cron does not pass its
     environment on: give --url-file, or write TENURE_URL=… on a separate line of the crontab.
 
+    Or use --claim, with which the database records that a run was made: each machine tries in turn, and the first one
+    runs COMMAND. The others exit with 0 when it has ended, or its machine has died. --due names the run.
+
+    \b
+    tenure run --role backup --claim backup --due day --url-file /etc/app/url -- ./backup    # cron
+
     \b
     Exit codes: that of COMMAND (128+n for signal n); 75 another node leads (--no-wait);
     76 leadership lost; 124 --wait-timeout; 126 and 127 COMMAND cannot be run; 128+n ended
     by signal n; 2 usage, the database cannot be used, or COMMAND cannot be guarded.
     """
     settings = {name: options.pop(name) for name in ("url", "namespace", "schema", "ttl", "takeover", "name")}
-    _check_command(options["command"][0])
+    check_command(options["command"][0])
     for option, given in (("--no-wait", options["no_wait"]), ("--hold", options["hold"] is not None)):
         if options["restart"] and given:
             raise click.UsageError(f"--restart never exits, and {option} is for a single run: give one of them")
-    sys.exit(Runner(RunOptions(**options, url=_absolute(settings["url"])), settings).run())
+    if (options["claim"] is None) != (options["due"] is None):
+        raise click.UsageError("--claim and --due belong together: give both, as in --claim backup --due day")
+    if options["restart"] and options["claim"]:
+        raise click.UsageError("--restart never exits, and --claim is for a single run: give one of them")
+    options["due"] = None if options["due"] is None else due_time(options["due"])
+    sys.exit(Runner(RunOptions(**options, url=absolute_url(settings["url"])), settings).run())
 
 
-def _check_command(name: str) -> None:
+def check_command(name: str) -> None:
     """Exit now if the command cannot be run, rather than hours later, when this process is elected."""
     if not name:
         raise click.UsageError("COMMAND is empty: give the command to run")
@@ -86,7 +102,24 @@ def _check_command(name: str) -> None:
         raise cannot_run(name, errno.EACCES if found else errno.ENOENT)
 
 
-def _absolute(url: str | None) -> str | None:
+def due_time(text: str) -> datetime:
+    """Return the time that ``--due`` names; refuse one without a zone, which is another moment on each machine."""
+    now = datetime.now(timezone.utc).replace(second=0, microsecond=0)
+    units = {"minute": now, "hour": now.replace(minute=0), "day": now.replace(hour=0, minute=0)}
+    if text in units:
+        return units[text]
+    try:
+        due = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        due = None
+    if due is None or due.utcoffset() is None:
+        raise click.UsageError(
+            f"--due {text!r} must be minute, hour, day, or a time with its zone, such as 2026-01-31T02:30+01:00"
+        )
+    return due
+
+
+def absolute_url(url: str | None) -> str | None:
     """Return a URL that names the same SQLite file from any directory."""
     scheme, separator, path = (url or "").partition(":///")
     if scheme.startswith("sqlite") and separator:

@@ -92,6 +92,7 @@ class GuardedCommand:
             "TENURE_NAMESPACE": self._node.namespace,
             "TENURE_MEMBER": self._term.member_id,
             **({} if url is None else {"TENURE_URL": url}),
+            **self._options.environment,
         }
         encoded = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
         argv = [os.fsencode(argument) for argument in self._options.command]

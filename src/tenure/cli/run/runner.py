@@ -9,10 +9,11 @@ import socket
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tenure.cli import exit_codes
-from tenure.cli.internals import hold_role, is_decided, restart_pauses, wait_for
+from tenure.cli.internals import claim_run, end_run, hold_role, is_decided, restart_pauses, wait_for
 from tenure.cli.output import Ended, one_line, say
 from tenure.cli.run.guard_process import GuardedCommand, GuardProcess, stop_job
 from tenure.cli.run.processes import adopt_orphans, sees
@@ -20,7 +21,7 @@ from tenure.clock import now
 from tenure.errors import StoreUnavailable, TenureError
 
 if TYPE_CHECKING:
-    from tenure import Election, Node, Term
+    from tenure import Election, Node, Run, Term
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 """Signals that end ``tenure run`` too, after the command."""
@@ -51,6 +52,12 @@ class RunOptions:
     """Whether to end only the command's process group, since its other descendants cannot be found."""
     url: str | None = field(default=None, repr=False)
     """The TENURE_URL of the command; None to keep that of this process."""
+    claim: str | None = None
+    """The job whose run is claimed before the command is started."""
+    due: datetime | None = None
+    """When that run is due."""
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+    """Further variables of the command."""
 
 
 class Runner:
@@ -75,7 +82,7 @@ class Runner:
         # First, so that it starts while the node does.
         self._guard = GuardProcess(group_only=self._options.group_only)
         try:
-            self._check_sight()
+            check_sight(self._guard, group_only=self._options.group_only)
             with contextlib.closing(self._started()) as node:
                 self._connecting = False
                 try:
@@ -85,17 +92,6 @@ class Runner:
                     self._guard.close()  # before the node leaves
         finally:
             self._guard.close()
-
-    def _check_sight(self) -> None:
-        """Refuse to run if descendants of the command cannot be found, and so could outlive its term."""
-        if self._options.group_only or (adopt_orphans() and sees(self._guard.pid)):
-            return
-        raise Ended(
-            exit_codes.USAGE,
-            "the command cannot be guarded here: processes that it starts cannot be found and could outlive its term, "
-            "because /proc is not mounted, belongs to another PID namespace, or is missing on this system; mount "
-            "/proc, or give --group-only if it is enough to end the command's process group",
-        )
 
     def _started(self) -> Node:
         """Connect. With --restart, wait for a database that cannot be reached."""
@@ -122,8 +118,11 @@ class Runner:
             self._note(f"leads, with token {term.token}")
             if self._found_dead(node, election):
                 self._pause(SETTLE_S)
+            run = self._claimed(term)
+            if run is None and self._options.claim:
+                return 0
             begun = now()
-            code, loss = self._supervise(node, election, term)
+            code, loss = self._supervise(node, election, term, run)
             self._note(f"the command has ended, with exit code {code}")
             if self._ending is not None:
                 return exit_codes.SIGNALLED + self._ending
@@ -172,13 +171,23 @@ class Runner:
         self._note(f"{leader.name if leader else 'another node'} leads")
         raise Ended(exit_codes.ANOTHER_LEADS)
 
+    def _claimed(self, term: Term) -> Run | None:
+        """Claim the run that the options name; None if there is none, or if another machine has claimed it."""
+        job, due = self._options.claim, self._options.due
+        if job is None or due is None:
+            return None
+        run = claim_run(term, job, due)
+        if run is None:
+            self._note(f"{job}, due {due.isoformat()}, was claimed before: there is nothing to do")
+        return run
+
     def _found_dead(self, node: Node, election: Election) -> bool:
         """Whether the previous leader was found dead: it may still run, if only its connection was cut."""
         with contextlib.suppress(TenureError):
             return node.database != "sqlite" and any(past.reason == "death" for past in election.history(2)[1:])
         return True
 
-    def _supervise(self, node: Node, election: Election, term: Term) -> tuple[int, str | None]:
+    def _supervise(self, node: Node, election: Election, term: Term, run: Run | None) -> tuple[int, str | None]:
         """Run the command until it has ended; return its exit code, and why it had to end, if it had to."""
         if not self._guard.alive:
             self._guard = GuardProcess(group_only=self._options.group_only)
@@ -193,6 +202,8 @@ class Runner:
                 while self._signals:
                     self._forward(self._signals.popleft())
                 command.receive()
+            if run is not None and not command.lost:
+                end_run(run, command.code)
         finally:
             self._command = None
             loss = (term.lost_reason or "no renewal in time") if command.lost else None
@@ -269,3 +280,15 @@ class Runner:
     def _note(self, message: str) -> None:
         if self._options.verbose:
             say(self._about(message))
+
+
+def check_sight(guard: GuardProcess, *, group_only: bool) -> None:
+    """Refuse to run if descendants of the command cannot be found, and so could outlive its term."""
+    if group_only or (adopt_orphans() and sees(guard.pid)):
+        return
+    raise Ended(
+        exit_codes.USAGE,
+        "the command cannot be guarded here: processes that it starts cannot be found and could outlive its term, "
+        "because /proc is not mounted, belongs to another PID namespace, or is missing on this system; mount "
+        "/proc, or give --group-only if it is enough to end the command's process group",
+    )

@@ -1,0 +1,80 @@
+"""Reads a crontab: five fields and a command in each line, variables, and a name after ``#``."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+
+from tenure.errors import ConfigError
+
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)\s*=\s*(.*)")
+_NAME = re.compile(r"(.*\S)\s+#\s*([\w.:-]+)\s*")
+_FIELD = re.compile(r"[\d*,/-]+\s")
+"""The beginning of a command that looks like one more field."""
+ZONES = ("CRON_TZ", "TZ")
+"""The variables that set the time zone of the lines below them."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a crontab."""
+
+    name: str
+    expression: str
+    command: tuple[str, ...]
+    zone: str = "UTC"
+    environment: dict[str, str] = field(default_factory=dict)
+    place: str = field(default="", compare=False)
+    """Where the entry is, for messages: ``line 3 of the crontab``."""
+
+
+def parse(text: str, zone: str) -> list[Entry]:
+    """Return the entries of a crontab, or raise ConfigError with the number of the line that is wrong."""
+    entries: list[Entry] = []
+    environment: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        if variable := _VARIABLE.fullmatch(stripped):
+            name, value = variable[1], variable[2].strip("\"'")
+            zone = value if name in ZONES else zone
+            environment = {**environment, name: value}
+            continue
+        entry = _entry(f"line {number} of the crontab", stripped, zone, environment)
+        if any(entry.name == other.name for other in entries):
+            raise ConfigError(f"{entry.place}: there are two jobs with the name {entry.name!r}: rename one of them")
+        entries.append(entry)
+    if not entries:
+        raise ConfigError("the crontab has no entries: write lines such as `30 2 * * * ./backup  # backup`")
+    return entries
+
+
+def _entry(place: str, line: str, zone: str, environment: dict[str, str]) -> Entry:
+    named = _NAME.fullmatch(line)
+    if named is None:
+        raise ConfigError(
+            f"{place} has no name, by which the machines know that it is the same job: add one at the end, as in "
+            "`30 2 * * * ./backup  # backup`"
+        )
+    count = 1 if line.startswith("@") else 5
+    fields = named[1].split(None, count)
+    if len(fields) <= count:
+        raise ConfigError(f"{place} has no command: write five fields, and then the command")
+    command = fields[count]
+    if _FIELD.match(command):
+        raise ConfigError(f"{place} has six fields before the command: write five, as cron does, without seconds")
+    if re.search(r"(?<!\\)%", command):
+        raise ConfigError(
+            f"{place} has a % in its command, which cron would take for a line break: write \\%, or move the command "
+            "into a script"
+        )
+    argv = (environment.get("SHELL", "/bin/sh"), "-c", command.replace("\\%", "%"))
+    return Entry(named[2], " ".join(fields[:count]), argv, zone, environment, place)
+
+
+def digest(entries: list[Entry]) -> str:
+    """Return what identifies the entries, to compare the crontabs of two machines."""
+    lines = (f"{entry.name} {entry.expression} {entry.zone} {entry.command}" for entry in entries)
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:12]

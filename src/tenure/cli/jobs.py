@@ -1,0 +1,182 @@
+"""The commands for schedules: jobs, runs, trigger, pause, resume."""
+
+from __future__ import annotations
+
+import click
+
+from tenure import ConfigError, JobRecord, Registry, RunRecord
+from tenure.cli.inspect import ago, print_rows, when
+from tenure.cli.options import as_json, database
+from tenure.cli.output import Columns, without_password
+
+role_option = click.option(
+    "--role", help="The role whose schedule has the job, if several roles have a job of that name."
+)
+
+
+def state_of(job: JobRecord, newest: int) -> str:
+    """Return the state of a job, for people. ``newest`` is the token of the last leader that had a schedule."""
+    if job.paused is not None:
+        return "paused" + (f": {job.paused_reason}" if job.paused_reason else "")
+    if job.ahead:
+        return "ahead"
+    if job.listed is not None and job.listed < newest:
+        return "unknown"
+    if job.overdue:
+        return "overdue"
+    if job.last is not None and job.last.outcome in ("begun", "failed", "lost"):
+        return "running" if job.last.outcome == "begun" else job.last.outcome
+    return "ok"
+
+
+def _last(run: RunRecord | None) -> str:
+    return "-" if run is None else f"{when(run.due)} {run.outcome}"
+
+
+def _definition(spec: str | None) -> str:
+    """Return when a job is due. A job without a schedule is claimed by hand."""
+    return "by hand" if spec is None else f"{spec} s" if spec.startswith("every") else spec.removeprefix("cron ")
+
+
+def _is_many(run: RunRecord) -> bool:
+    """Whether a row is about due times that were not run, or about old rows."""
+    return run.outcome in ("skipped", "folded")
+
+
+def _due(run: RunRecord) -> str:
+    if run.covers <= 1:
+        return when(run.due)
+    return f"{when(run.first)} to {when(run.due)}, {run.covers} due times"
+
+
+def _took(run: RunRecord) -> str:
+    return ago((run.ended - run.began).total_seconds()) if run.ended is not None and not _is_many(run) else "-"
+
+
+def _nothing(registry: Registry, what: str, role: str | None = None) -> str:
+    of_role = "" if role is None else f" of role {role!r}"
+    return without_password(f"namespace {registry.namespace!r} has no {what}{of_role}")
+
+
+JOB_COLUMNS: Columns = {
+    "ROLE": lambda job: job.role,
+    "JOB": lambda job: job.job,
+    "DUE": lambda job: _definition(job.spec),
+    "NEXT": lambda job: when(job.next_due) if job.next_due else "-",
+    "LAST": lambda job: _last(job.last),
+}
+RUN_COLUMNS: Columns = {
+    "JOB": lambda run: run.job,
+    "DUE": _due,
+    "ATTEMPT": lambda run: "by request" if run.attempt == 0 else "-" if _is_many(run) else run.attempt,
+    "OUTCOME": lambda run: run.outcome + (f": {run.detail}" if run.detail else ""),
+    "TOOK": _took,
+    "TOKEN": lambda run: run.token,
+    "NODE": lambda run: run.member or "-",
+}
+
+
+@click.command()
+@click.option("--role", help="Show the jobs of this role only.")
+@click.option("--reset", metavar="JOB", help="Let a job continue from now whose last run is in the future.")
+@database
+@as_json
+def jobs(
+    role: str | None, reset: str | None, url: str | None, namespace: str | None, schema: str, *, json_: bool
+) -> None:
+    """Show every job of the schedules: when it is due, its last run, and its state.
+
+    The states are: ok; running, failed and lost (the last run); overdue (a run should have begun more than a minute
+    ago); paused; unknown (the last leader's program does not have the job); and ahead: the last run is in the future,
+    because the database's clock was ahead and was set right. Such a job waits until then, unless you give --reset. A
+    job that is due "by hand" is in no schedule: a program, or `tenure run --claim`, claims its runs.
+
+    \b
+    tenure jobs
+    tenure jobs --role scheduler --json
+    """
+    with Registry(url, namespace=namespace, schema=schema) as registry:
+        if reset is not None and not registry.reset(reset, role=role):
+            raise ConfigError(f"the last run of job {reset!r} is not in the future: there is nothing to reset")
+        found = registry.jobs(role)
+    newest: dict[str, int] = {}
+    for job in found:
+        newest[job.role] = max(newest.get(job.role, 0), job.listed or 0)
+    columns = {**JOB_COLUMNS, "STATE": lambda job: state_of(job, newest[job.role])}
+    print_rows(found, columns, lambda: _nothing(registry, "jobs", role), json_=json_)
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many rows to show.")
+@role_option
+@database
+@as_json
+def runs(
+    job: str | None, limit: int, role: str | None, url: str | None, namespace: str | None, schema: str, *, json_: bool
+) -> None:
+    """Show the last runs of JOB, or of all jobs, newest first.
+
+    Due times that were not run are here, too, with the reason: missed (no node led), late (not within the time that the
+    job allows), overlap (an earlier run was under way), or paused. One row may stand for many due times. A run whose
+    leader died is lost. Rows older than the last hundred of a job are folded into one.
+
+    \b
+    tenure runs
+    tenure runs invoices --limit 100 --json
+    """
+    with Registry(url, namespace=namespace, schema=schema) as registry:
+        found = registry.runs(job, limit, role=role)
+        print_rows(found, RUN_COLUMNS, lambda: _nothing(registry, "runs"), json_=json_)
+
+
+@click.command()
+@click.argument("job")
+@role_option
+@database
+def trigger(job: str, role: str | None, url: str | None, namespace: str | None, schema: str) -> None:
+    """Run JOB now, beside its due times.
+
+    The leader makes the run within seconds, even if the job is paused; if no node leads, the next leader does. The
+    next due time is not affected. If you ask again before the run has begun, there is one run.
+
+    \b
+    tenure trigger invoices
+    """
+    with Registry(url, namespace=namespace, schema=schema) as registry:
+        asked = registry.trigger(job, role=role)
+    again = "" if asked else "a run was asked for before and has not begun yet; "
+    click.echo(f"{job}: {again}the leader runs it within seconds, or the next leader; `tenure runs {job}` shows it")
+
+
+@click.command()
+@click.argument("job")
+@click.option("--reason", default="", help="Why, for people: `tenure jobs` shows it.")
+@role_option
+@database
+def pause(job: str, reason: str, role: str | None, url: str | None, namespace: str | None, schema: str) -> None:
+    """Let no run of JOB begin until `tenure resume`.
+
+    A run under way goes on. Due times that pass meanwhile are recorded as skipped.
+
+    \b
+    tenure pause invoices --reason "the bank is down"
+    """
+    with Registry(url, namespace=namespace, schema=schema) as registry:
+        registry.pause(job, reason, role=role)
+    click.echo(f"{job}: paused")
+
+
+@click.command()
+@click.argument("job")
+@role_option
+@database
+def resume(job: str, role: str | None, url: str | None, namespace: str | None, schema: str) -> None:
+    """Let JOB run again after `tenure pause`, from its next due time on.
+
+    \b
+    tenure resume invoices
+    """
+    with Registry(url, namespace=namespace, schema=schema) as registry:
+        registry.resume(job, role=role)
+    click.echo(f"{job}: runs again from its next due time on")
