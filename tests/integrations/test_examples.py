@@ -45,6 +45,22 @@ def test_one_of_three_schedules_and_all_answer(name, postgres_url, tmp_path):
         assert (under["1"], under["2"]) == (leader.name, after.name)
 
 
+def test_schedule_ticks_once_a_second_through_a_kill(postgres_url, tmp_path):
+    with ExitStack() as stack:
+        processes = []
+        for number in range(3):
+            told = {"TENURE_URL": postgres_url, "TENURE_NAME": f"replica-{number}"}
+            process = Process(f"replica-{number}", [sys.executable, "examples/schedule.py"], told, tmp_path)
+            stack.callback(process.close)
+            processes.append(process)
+        [leader] = until(lambda: [app for app in processes if "token 1" in app.output()], "a leader", PATIENCE_S)
+        leader.process.kill()
+        until(lambda: any("token 2" in app.output() for app in processes), "another leader", PATIENCE_S)
+        until(lambda: sum(app.output().count("token 2") for app in processes) >= 2, "two ticks", PATIENCE_S)
+        ticks = sorted(re.findall(r"(\d\d:\d\d:\d\d) under", "".join(app.output() for app in processes)))
+        assert len(ticks) == len(set(ticks))
+
+
 def answered_by(server):
     """How many workers take part."""
     return len({server.ask("/").json()["answered by"] for _ in range(20)})

@@ -84,12 +84,16 @@ async def work():
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """The page of a leader with services of both kinds."""
+    """The page of a leader with services of both kinds, and with a schedule."""
     node = tenure.Node(f"sqlite:///{tmp_path_factory.mktemp('page')}/tenure.db", name="a", **QUICK)
+    schedule = tenure.Schedule()
+    schedule.every("1 s", name="tick")(lambda _: None)
     node.leader_only("r", work)
+    node.leader_only("r", schedule)
     node.everywhere(work)
     with node:
-        until(lambda: [service.state for service in node.services()] == ["running", "running"], "services up")
+        until(lambda: [service.state for service in node.services()] == ["running"] * 3, "services up")
+        until(lambda: any(job.succeeded_ago is not None for job in node.stats().jobs), "a run")
         return shown(node)
 
 
@@ -164,13 +168,20 @@ def test_every_kind_of_transition_is_there_from_the_start_and_documented(page):
 def test_types_of_the_metrics_are_what_prometheus_expects(page):
     types = {family.name: family.type for family in page.families if family.name.startswith("tenure_")}
     counters = {name for name, kind in types.items() if kind == "counter"}
-    assert counters == {"tenure_transitions", "tenure_renewals_failed", "tenure_service_failures"}
+    assert counters == {"tenure_transitions", "tenure_renewals_failed", "tenure_service_failures", "tenure_runs"}
     assert types["tenure_renewal_seconds"] == "histogram"
     assert set(types.values()) == {"counter", "gauge", "histogram"}
     bounds = [(float(sample.labels["le"]), sample.value) for sample in page.samples if sample.name.endswith("_bucket")]
     assert bounds == sorted(bounds)
     assert bounds[-1] == (float("inf"), page.value("tenure_renewal_seconds_count"))
     assert page.value("tenure_build_info", version=tenure.__version__) == 1
+
+
+def test_runs_of_a_schedule_are_counted(page):
+    assert page.value("tenure_runs_total", job="tick", outcome="done") >= 1
+    assert page.value("tenure_runs_total", job="tick", outcome="lost") == 0
+    assert 0 <= page.value("tenure_seconds_since_success", job="tick") < 60
+    assert 0 <= page.value("tenure_job_overdue_seconds", job="tick") < 60
 
 
 def test_services_everywhere_have_no_role(page):
@@ -344,7 +355,7 @@ def test_the_dashboard_shows_every_metric_and_the_document_every_alert(page):
     for name in page.labels.keys() - {"tenure_build_info", "tenure_renewal_seconds_sum"}:
         assert re.search(rf"\b{name}\b", asked), name
     alerts = re.findall(r"^ +- alert: (\w+)$", ALERTS.read_text(), flags=re.MULTILINE)
-    assert len(alerts) == 10
+    assert len(alerts) == 13
     table = PAGE.partition("| alert | what to do |")[2].partition("\n## ")[0]
     assert sorted(
         re.findall(r"`(Tenure\w+)`", "".join(row.split("|")[1] for row in table.splitlines() if "|" in row))
@@ -383,7 +394,7 @@ def promtool():
 def test_promtool_finds_the_rules_in_order(promtool):
     done = promtool("check", "rules", ALERTS)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "10 rules found" in done.stdout
+    assert "13 rules found" in done.stdout
 
 
 def test_each_alert_fires_when_it_should_and_none_while_all_is_well(promtool):

@@ -24,6 +24,7 @@ INFINITE = float("inf")
 NODE = ("node", "namespace")
 ROLE = (*NODE, "role")
 SERVICE = (*ROLE, "service")
+JOB = (*ROLE, "job")
 METRICS: tuple[tuple[type[GaugeMetricFamily | CounterMetricFamily], str, tuple[str, ...], str], ...] = (
     (GaugeMetricFamily, "tenure_build_info", ("version",), "Always 1; the label is the version."),
     (GaugeMetricFamily, "tenure_ttl_seconds", NODE, "Seconds for which the node's lease is good."),
@@ -43,6 +44,12 @@ METRICS: tuple[tuple[type[GaugeMetricFamily | CounterMetricFamily], str, tuple[s
      "1 while the service runs. A service of a role runs on the leader only."),
     (CounterMetricFamily, "tenure_service_failures", SERVICE,
      "How often the service failed to start, raised or returned."),
+    (CounterMetricFamily, "tenure_runs", (*JOB, "outcome"),
+     "Runs of a schedule's job: done, failed, interrupted, lost; and due times that were skipped."),
+    (GaugeMetricFamily, "tenure_seconds_since_success", JOB,
+     "Seconds since a run of the job last succeeded on this node."),
+    (GaugeMetricFamily, "tenure_job_overdue_seconds", JOB,
+     "For how long a run of the job has been due that has not begun; 0 on nodes that do not lead."),
 )  # fmt: skip
 """Every metric but the histogram: its kind, name, labels and help."""
 
@@ -130,6 +137,13 @@ class Page:
                 self._add("tenure_seconds_since_leader_seen", labels, role.leader_seen_ago)
             for reason, count in role.transitions.items():
                 self._add("tenure_transitions", (*labels, reason), count)
+        for job in stats.jobs:
+            of_job = (*node, job.role, job.job)
+            self._add("tenure_job_overdue_seconds", of_job, job.overdue)
+            if job.succeeded_ago is not None:
+                self._add("tenure_seconds_since_success", of_job, job.succeeded_ago)
+            for outcome, count in job.runs.items():
+                self._add("tenure_runs", (*of_job, outcome), count)
         for service in services:
             names = (*node, service.role or "", service.name)
             self._add("tenure_service_up", names, service.state == "running")

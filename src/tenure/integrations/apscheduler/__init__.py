@@ -26,8 +26,9 @@ with extra("apscheduler"):
     from apscheduler.schedulers.background import BackgroundScheduler
     from apscheduler.schedulers.base import BaseScheduler
 
-from tenure.integrations.apscheduler.run import AlreadyRan, NotDone, Run, current_run
+from tenure.integrations.apscheduler.run import current_run
 from tenure.integrations.apscheduler.scheduler import Leading, Paused, PausedOnLoop
+from tenure.schedule.run import AlreadyRan, NotDone, Run
 
 __all__ = ["AlreadyRan", "NotDone", "Run", "current_run", "leader_only"]
 

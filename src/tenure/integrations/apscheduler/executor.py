@@ -21,7 +21,8 @@ import anyio
 from tenure import LeadershipLost, NotLeader, Term
 from tenure.integrations import extra, job_name
 from tenure.integrations.apscheduler.due_times import utc
-from tenure.integrations.apscheduler.run import Run, perform, perform_async
+from tenure.integrations.apscheduler.run import perform, perform_async
+from tenure.schedule.run import Run, is_over
 
 with extra("apscheduler"):
     from apscheduler.executors.asyncio import AsyncIOExecutor
@@ -169,7 +170,7 @@ class ClaimingExecutor:
                 pending.dues.popleft()
 
     def is_last(self, name: str) -> bool:
-        """Note that no run of a job follows those under way; False if none is under way."""
+        """Record that the runs under way are the job's last. Return False if none is under way."""
         with self._changed:
             pending = self._pending.get(name)
             if pending is None or not pending.batches:
@@ -227,6 +228,6 @@ class ClaimingExecutor:
     def _leave(self, run: Run, pending: PendingRuns) -> None:
         with self._changed:
             self._at_work -= 1
-            if self._repeats and not run.done:
+            if self._repeats and not is_over(run):
                 pending.last = False  # the run is repeated, so the job is not over
             self._changed.notify_all()

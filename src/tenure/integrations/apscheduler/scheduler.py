@@ -30,7 +30,7 @@ from tenure import ConfigError, JobRecord, Term, Transaction
 from tenure.integrations import extra
 from tenure.integrations.apscheduler import due_times
 from tenure.integrations.apscheduler.executor import ClaimingExecutor, key, key_of
-from tenure.integrations.apscheduler.run import write
+from tenure.schedule.run import write
 
 with extra("apscheduler"):
     from apscheduler.jobstores.base import ConflictingIdError, JobLookupError
