@@ -16,6 +16,7 @@ PYTHON  ?= python3
 WORKERS ?= 3
 SEEDS   ?= 10000
 MINUTES ?= 3
+KILLS ?= 200
 DATABASE ?= postgres
 TAKEOVER ?= instant
 
@@ -38,7 +39,7 @@ BIN   := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo screens unit test check simulate explore torture bench lint format types wheel docs clean system-packages
+.PHONY: help demo screens unit test check simulate explore torture kills bench lint format types wheel docs clean system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-16s %s\n", $$1, $$2 }' Makefile
@@ -50,7 +51,7 @@ screens: $(READY) ## make the pictures and the transcript of the documents, from
 	$(BIN)/python scripts/screens.py
 
 unit: $(READY) ## run the tests that need no server, in seconds
-	$(BIN)/pytest $(ARGS) tests/unit tests/architecture
+	$(BIN)/pytest -n 2 $(ARGS) tests/unit tests/architecture
 
 test: system-packages $(READY) ## run the tests, on every database that this machine can start
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup $(if $(COVERAGE),--cov --cov-report term:skip-covered) $(ARGS) \
@@ -77,9 +78,11 @@ explore: $(READY) ## look through every state of small worlds, to the end or for
 	$(BIN)/python -m tests.verification.exploration $(if $(DEPTH),--depth $(DEPTH)) $(ARGS)
 
 torture: system-packages $(READY) ## break a real cluster for MINUTES and check what it did
-	@scripts/system-packages faketime
 	$(BIN)/python -m tests.verification.torture --minutes $(MINUTES) --database $(DATABASE) --takeover $(TAKEOVER) \
 		$(if $(SEED),--seed $(SEED)) $(ARGS)
+
+kills: system-packages $(READY) ## kill the leader of a schedule KILLS times around due times, and account for each
+	$(BIN)/python -m tests.verification.schedule --kills $(KILLS) --database $(DATABASE) $(ARGS)
 
 bench: $(READY) ## measure; with PEERS=1 beside what people would use instead, which takes half an hour to an hour
 	$(if $(PEERS),@scripts/system-packages postgresql redis-server zookeeper etcd-server etcd-client)
@@ -106,9 +109,9 @@ clean: ## remove everything that make has made
 	rm -rf .venv .tools build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# PostgreSQL, MariaDB, a pooler, `ip` for networks that can be cut, and Prometheus's `promtool` for the alert rules.
+# PostgreSQL, MariaDB, a pooler, `ip` for networks that can be cut, a clock for servers, and Prometheus's `promtool`.
 system-packages: ## install the servers that the tests start, where they are missing (on Debian, as root)
-	@scripts/system-packages postgresql mariadb-server-core pgbouncer iproute2 prometheus
+	@scripts/system-packages postgresql mariadb-server-core pgbouncer iproute2 faketime prometheus
 
 $(READY): pyproject.toml uv.lock scripts/bootstrap
 	@scripts/bootstrap

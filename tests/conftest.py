@@ -49,10 +49,18 @@ LITTLE_NEW_ON_MARIADB = {"test_cli_run", "test_fork", "test_node", "test_upgrade
 """Files about what is the same on every server; with VERSIONS=all they run there, too."""
 
 
+LONG_ON_MARIADB = {"api", "cli", "cluster", "manual", "schedule"}
+"""Folders whose tests on MariaDB count as long: `databases`, `fence` and `store` show what is special there."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the MariaDB kind of those files out, so that the ordinary suite stays short."""
+    """Leave the MariaDB kind of those files out, or to the long tests, so that the ordinary suite stays short."""
     if os.environ.get("VERSIONS") == "all":
         return
+    for one in items:
+        if one.path.parent.name in LONG_ON_MARIADB and "[mariadb" in one.name and not os.environ.get("FACADE"):
+            one.add_marker(pytest.mark.long)
     left = [one for one in items if one.path.stem in LITTLE_NEW_ON_MARIADB and "[mariadb" in one.name]
     config.hook.pytest_deselected(items=left)
     items[:] = [one for one in items if one not in left]

@@ -29,6 +29,7 @@ def main() -> int:
         "--drift", type=at_least(0, float), default=timing.DRIFT, help="how fast and slow node clocks are turned"
     )
     parser.add_argument("--only", nargs="+", default=[], help="these nemeses and no others")
+    parser.add_argument("--schedule", action="store_true", help="run a schedule beside, and account for its due times")
     parser.add_argument("--out", type=Path, default=Path("build/torture"))
     options = parser.parse_args()
     known = [*(one.name for one in CATALOGUES[options.database]), *SCENARIOS[options.database]]
@@ -51,6 +52,7 @@ def main() -> int:
         ttl=options.ttl,
         drift=options.drift,
         only=options.only,
+        schedule=options.schedule,
     ).run()
     (out / "report.md").write_text(report(result))
     (out / "timeline.svg").write_text(timeline(result.history, result.steps, result.lanes, verdict(result)))

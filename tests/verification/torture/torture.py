@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from tenure.core import timing
 from tests.support import history as histories
 from tests.support.history import History, now_ns
+from tests.verification.schedule.beside import ScheduleBeside
 from tests.verification.torture import checkers, scenarios
 from tests.verification.torture.arena import ARENAS, Arena
 from tests.verification.torture.catalogue import catalogue
@@ -78,9 +80,11 @@ class Torture:
         ttl: float,
         drift: float,
         only: list[str],
+        schedule: bool = False,
     ) -> None:
         self.directory, self.minutes, self.seed, self.drift = directory, minutes, seed, drift
         self.database, self.takeover, self.ttl, self.only = database, takeover, ttl, only
+        self.schedule = schedule
         self.least = max(1, int(minutes // MINUTES_EACH))
         self.steps: list[Struck] = []
         self.plans: list[str] = []
@@ -90,13 +94,14 @@ class Torture:
         began = time.monotonic()
         outcomes = list(self.scenarios())
         told = {"ttl": self.ttl, "takeover": self.takeover, "drift": self.drift}
-        with ARENAS[self.database](self.directory, **told) as arena:
+        with ARENAS[self.database](self.directory, **told) as arena, contextlib.ExitStack() as stack:
             self.arena: Arena = arena
             chosen = catalogue(self.database, arena.missing)
             self.nemeses = [one for one in chosen if not self.only or one.name in self.only]
             self.version = arena.version
             self.watcher = Watcher(arena)
             self.alone_first = self.minutes * 60 >= ALONE_S * len(self.nemeses)
+            due_times = stack.enter_context(ScheduleBeside(arena.cluster.url, self.ttl)) if self.schedule else None
             deadline, limit = began + self.minutes * 60, began + 2 * self.minutes * 60 + 120
             for step in plan(self.seed, self.nemeses, self.ttl, alone_first=self.alone_first):
                 now = time.monotonic()
@@ -104,8 +109,11 @@ class Torture:
                     break
                 self.plans.append(str(step))
                 self.strike(step, deadline - now)
+                if due_times is not None:
+                    due_times.disturb(step.number)
             self.progress("a rest at the end", 0.0)
             harm = self.watcher.finish(2 * self.ttl, 2 * self.ttl)
+            self.due_times = due_times.judge() if due_times is not None else None
             arena.stop_nodes()  # what is acknowledged from now on would be missing in the tables
             ledger = arena.final("select n, token, element from ledger order by n")
             ticks = arena.final("select n, token from ticks where token is not null order by n")
@@ -212,6 +220,8 @@ class Torture:
             "every nemesis fired": self.seldom() + checkers.left_out(self.arena.missing),
             "the harness itself": self.problems,
         }
+        if self.due_times is not None:
+            checks["every due time is accounted for"] = self.due_times
         if outcomes:
             checks["scenarios"] = [f"{one.name}: {text}" for one in outcomes for text in one.violations]
         return Result(
