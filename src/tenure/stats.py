@@ -116,8 +116,8 @@ class StatsRecorder:
         self._seen: dict[str, float] = {}
         self._runs: dict[tuple[str, str], dict[str, int]] = {}
         self._succeeded: dict[tuple[str, str], float] = {}
-        self.overdue: dict[str, Callable[[str], float]] = {}
-        """For each role whose schedule runs here: a function that returns for how long a job is overdue."""
+        self.overdue: dict[tuple[str, str], Callable[[], float]] = {}
+        """For each job, by role, whose schedule runs here: a function that returns for how long it is overdue."""
 
     # Under the engine's lock
 
@@ -187,11 +187,11 @@ class StatsRecorder:
         found = []
         for (role, job), runs in list(self._runs.items()):
             succeeded = self._succeeded.get((role, job))
-            overdue = self.overdue.get(role)
+            overdue = self.overdue.get((role, job))
             found.append(
                 JobStats(
                     *(role, job, runs.copy(), None if succeeded is None else now - succeeded),
-                    overdue=0.0 if overdue is None else overdue(job),
+                    overdue=0.0 if overdue is None else overdue(),
                 )
             )
         return tuple(found)

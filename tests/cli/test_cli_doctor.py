@@ -164,7 +164,7 @@ def test_pooler_in_between_is_found(postgres_server, tables, make_pgbouncer, poo
         assert "a node picks mode lease" in visit.texts["connection"]
         assert "direct_url=" in visit.remedies["connection"]
         strict = Visit(pooler.through(tables), "--strict")
-        assert strict.code == 1, strict.texts
+        assert strict.code == 1, (strict.levels, strict.texts)
     else:
         assert "pool_mode = transaction" in visit.remedies["connection"]
 

@@ -709,6 +709,20 @@ def test_overdue_job_is_seen_from_outside(store_url):
     assert record.next_due.tzinfo is timezone.utc
 
 
+def test_two_schedules_of_one_role_are_both_measured(sqlite_url):
+    one, two = tenure.Schedule(), tenure.Schedule()
+    one.every("1 s", name="one")(nothing)
+    two.every("1 s", name="two")(nothing)
+    node = tenure.Node(sqlite_url)
+    node.leader_only("r", one, name="first")
+    node.leader_only("r", two, name="second")
+    with node:
+        until(lambda: sum(job.runs["done"] > 0 for job in node.stats().jobs) == 2, "a run of each")
+        recorder = node._engine.recorder
+        assert sorted(recorder.overdue) == [("r", "one"), ("r", "two")]
+        assert all(0 <= job.overdue < 60 for job in node.stats().jobs)
+
+
 def test_old_rows_are_folded_into_one_that_counts_them(store_url, monkeypatch):
     from tenure.core import messages
     from tenure.store import control

@@ -112,10 +112,10 @@ class Scheduler:
 
     async def run(self) -> None:
         """Make the runs that are due, until the task is cancelled. Then stop those under way."""
-        recorder = self._engine.recorder
+        recorder, role = self._engine.recorder, self._term.role
         try:
             await self._open()
-            recorder.overdue[self._term.role] = self._overdue
+            recorder.overdue |= {(role, name): functools.partial(self._overdue, name) for name in self._jobs}
             while True:
                 now = self._engine.database_clock.now_us()
                 for state in self._states:
@@ -124,7 +124,8 @@ class Scheduler:
                 await self._rest()
         finally:
             self._stopping = True
-            recorder.overdue.pop(self._term.role, None)
+            for name in self._jobs:
+                recorder.overdue.pop((role, name), None)
             await self._drain()
             self._callbacks.close(timeout=0)
 
@@ -290,8 +291,7 @@ class Scheduler:
                 state.call = state.run = state.function = None
                 self._wake()
 
-        state.wake_at = 0
-
+        state.wake_at = 0  # when the run is over
         state.call = Call(run)
 
     @contextlib.asynccontextmanager
