@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from datetime import timezone
+from datetime import datetime, timedelta, timezone
 
 import anyio
 import anyio.from_thread
@@ -14,6 +14,7 @@ import pytest
 
 import tenure
 from tenure import ConfigError
+from tenure.schedule.run import claim
 from tests.support.schedules import HOUR_S, leading, let_pass, outcomes, rows, unaccounted
 from tests.support.store_by_hand import connected, execute, table, until
 
@@ -38,6 +39,17 @@ def seen(url):
 def known(url, job):
     with tenure.Registry(url) as registry:
         return [record for record in registry.jobs() if record.job == job and record.spec]
+
+
+def slow_job():
+    """A job that runs until it is asked to return, and the event that says that it has begun."""
+    begun = threading.Event()
+
+    def slow(run):
+        begun.set()
+        run.wait(20)
+
+    return slow, begun
 
 
 class Diary(list):
@@ -392,12 +404,7 @@ def test_error_after_the_transaction_of_a_run_is_logged_and_the_run_is_done(stor
 
 def test_attempt_is_recorded_under_the_token_of_its_own_term(store_url):
     make_due(store_url)
-    begun = threading.Event()
-
-    def slow(run):
-        begun.set()
-        run.wait(20)
-
+    slow, begun = slow_job()
     with leading(store_url, hourly(slow, delivery="at-least-once")):
         assert begun.wait(20)
     with leading(store_url, hourly(nothing, delivery="at-least-once")) as node:
@@ -449,12 +456,7 @@ def test_run_that_did_not_end_is_lost_and_not_made_again_at_most_once(store_url)
 
 def test_run_that_did_not_end_is_made_again_after_a_change_of_its_definition(store_url):
     make_due(store_url)
-    begun = threading.Event()
-
-    def slow(run):
-        begun.set()
-        run.wait(20)
-
+    slow, begun = slow_job()
     with leading(store_url, hourly(slow, delivery="at-least-once")):
         assert begun.wait(20)
     due = rows(store_url, "report")[0].due
@@ -478,12 +480,7 @@ def test_error_about_the_term_of_another_role_is_a_failure_like_any_other(store_
 
 def test_paused_job_does_not_make_a_run_again_before_it_is_resumed(store_url):
     make_due(store_url)
-    begun = threading.Event()
-
-    def slow(run):
-        begun.set()
-        run.wait(20)
-
+    slow, begun = slow_job()
     with leading(store_url, hourly(slow, delivery="at-least-once")), tenure.Registry(store_url) as registry:
         assert begun.wait(20)
         registry.pause("report")
@@ -581,17 +578,22 @@ def test_request_that_is_read_late_repeats_nothing(store_url):
     assert len(dues) == len(set(dues))
 
 
+def test_claimed_run_whose_machine_died_is_lost_with_the_next_claim(store_url):
+    """As under `tenure run --claim`: no schedule is there that would notice it."""
+    due = datetime(2026, 1, 31, 2, 30, tzinfo=timezone.utc)
+    for number in range(2):
+        with tenure.Node(store_url) as node, node.lead("r") as term:
+            claim(tenure.Run("backup", due + timedelta(days=number), term), repeats=False)
+    assert outcomes(store_url, "backup") == ["lost", "begun"]
+
+
 # --- hand-over ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["thread", "coroutine"])
 def test_hand_over_interrupts_a_run(store_url, kind):
     make_due(store_url)
-    begun = threading.Event()
-
-    def slow(run):
-        begun.set()
-        run.wait(20)
+    slow, begun = slow_job()
 
     async def slow_coroutine(run):
         begun.set()
@@ -621,12 +623,7 @@ def test_hand_over_lets_a_run_finish_that_may(store_url):
 
 def test_interrupted_run_is_made_again_by_the_next_leader_at_least_once(store_url):
     make_due(store_url)
-    begun = threading.Event()
-
-    def slow(run):
-        begun.set()
-        run.wait(20)
-
+    slow, begun = slow_job()
     with leading(store_url, hourly(slow, delivery="at-least-once")):
         assert begun.wait(20)
     diary = Diary()
@@ -819,8 +816,6 @@ def test_second_request_before_the_run_has_begun_is_the_same_request(store_url):
 
 
 def test_job_whose_runs_are_claimed_by_hand_is_shown_and_not_paused(store_url):
-    from datetime import datetime
-
     with tenure.Node(store_url) as node, node.lead("r") as term, term.transaction() as transaction:
         transaction.claim("by-hand", datetime(2030, 1, 1, tzinfo=timezone.utc))
     with tenure.Registry(store_url) as registry:

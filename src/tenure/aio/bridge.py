@@ -121,7 +121,7 @@ def begin(blocking: Callable[[], T], thread: str) -> Future[T]:
 def _work(context: contextvars.Context, blocking: Callable[[], T], answer: Future[T]) -> None:
     try:
         answer.set_result(context.run(blocking))
-    except BaseException as error:  # noqa: BLE001 - whoever waits for the answer gets it
+    except BaseException as error:  # noqa: BLE001 - the task that waits for the answer gets it
         answer.set_exception(error)
 
 

@@ -14,7 +14,8 @@ class MySqlSchema(Schema):
     """The tables in a MariaDB database."""
 
     commits_each_change = True
-    short_wait = "set session lock_wait_timeout = 1 /*M! - 1 */"  # MariaDB counts in seconds, and 0 is no wait at all
+    # On MariaDB 0 means that the statement does not wait at all. The smallest value of MySQL is 1.
+    short_wait = "set session lock_wait_timeout = 1 /*M! - 1 */"
     shown_by = "show processlist"
     privileges_needed = (
         " (the database user needs CREATE, ALTER and INDEX on the database or, once the tables exist, what "
