@@ -29,6 +29,7 @@ from tests.support.store_by_hand import Desk, Nodes, connected, execute, until
 
 FIT = {"reachable", "server", "round trip", "primary", "connection", "tls", "keepalive", "connections", "time-outs"}
 FIT |= {"durability", "replication", "ttl", "tables", "privileges", "identity", "namespace", "keys", "members"}
+FIT |= {"guards"}
 FIT_FILE = {"directory", "file", "sentinels", "locks", "log", "tables", "write", "ttl", "namespace", "members"}
 
 
@@ -157,14 +158,14 @@ def test_whatever_hangs_is_a_finding():
 def test_pooler_in_between_is_found(postgres_server, tables, make_pgbouncer, pool_mode, code):
     pooler = make_pgbouncer(postgres_server, pool_mode=pool_mode, pool_size=1)
     visit = Visit(pooler.through(tables))
-    assert visit.code == code
+    assert visit.code == code, visit.findings
     visit.only("connection warning" if code == 0 else "connection error")
     assert "pooler" in visit.texts["connection"]
     if code == 0:
         assert "a node picks mode lease" in visit.texts["connection"]
         assert "direct_url=" in visit.remedies["connection"]
         strict = Visit(pooler.through(tables), "--strict")
-        assert strict.code == 1, (strict.levels, strict.texts)
+        assert strict.code == 1, strict.findings
     else:
         assert "pool_mode = transaction" in visit.remedies["connection"]
 

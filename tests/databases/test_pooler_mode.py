@@ -5,6 +5,7 @@ The pooler is a real PgBouncer, with fewer server connections than there are nod
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import threading
@@ -15,7 +16,9 @@ import pytest
 
 import tenure
 from tenure.databases.postgres.backend import PostgresBackend
+from tenure.databases.postgres.connect import PostgresConnector
 from tenure.errors import StoreUnavailable
+from tenure.store.session import Step
 from tests.support.cluster import PATIENCE_S, ROOT, Cluster
 from tests.support.store_by_hand import until
 
@@ -137,6 +140,20 @@ def test_other_clients_of_the_pooler_find_nothing_of_ours(postgres_server, postg
             # then replaces its connection to the server.
             assert client.execute("select count(*), pg_backend_pid() from work").fetchall() == [(20, backend)]
         look()
+
+
+def test_nothing_follows_the_end_of_a_transaction_which_would_reserve_a_connection_of_the_pool(
+    pooler, postgres_url, tmp_path
+):
+    connector = PostgresConnector(pooler.through(postgres_url), "tenure", TTL_S, "test")
+    with contextlib.closing(connector.open("test", 10)) as session, (tmp_path / "trace").open("w+") as trace:
+        session.connection.pgconn.trace(trace.fileno())
+        # The replies take a while, so psycopg has to wait for them.
+        for _ in range(3):
+            session.run(Step("select pg_sleep(0.05)", {}))
+        session.connection.pgconn.untrace()
+        sent = re.findall(r"\tF\t\d+\t(Sync|Flush)", (tmp_path / "trace").read_text())
+    assert sent == ["Sync"] * 3
 
 
 @pytest.mark.parametrize("pool_mode", ["transaction", "session"])

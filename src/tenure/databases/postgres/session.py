@@ -136,6 +136,7 @@ class PostgresSession(LaneSession):
         try:
             with self.connection.pipeline() as pipeline:
                 self._listen_to(pipeline)
+                _end_with_sync(pipeline)
                 try:
                     yield
                 except BaseException as error:  # noqa: BLE001 - raised below
@@ -319,6 +320,27 @@ class PooledSession(PostgresSession):
 
     def listen(self, namespace: str, kind: str) -> None:
         """Do nothing: the pooler's connection would listen, and its next client would get the notifications."""
+
+
+def _end_with_sync(pipeline: Any) -> None:
+    """Send nothing after the message that ends the pipeline.
+
+    psycopg sends a request to flush after it, if the replies are not there yet. When that request reaches PgBouncer
+    after the replies have passed, PgBouncer reserves a server connection for it, and keeps it until the session's next
+    transaction. A release of psycopg without these methods ends its pipelines in its own way.
+    """
+    fetch: Any = getattr(pipeline, "_fetch_gen", None)
+    if fetch is None or not hasattr(pipeline, "_exit_gen"):
+        return
+
+    def end() -> Iterator[Any]:
+        try:
+            pipeline._enqueue_sync()  # noqa: SLF001 - see above
+            yield from pipeline._communicate_gen()  # noqa: SLF001
+        finally:
+            yield from fetch(flush=False)
+
+    pipeline._exit_gen = end  # noqa: SLF001
 
 
 def channel(dialect: Dialect, namespace: str, kind: str) -> str:
