@@ -17,6 +17,7 @@ WORKERS ?= 3
 SEEDS   ?= 10000
 MINUTES ?= 3
 KILLS ?= 200
+WRITES ?= 1000
 DATABASE ?= postgres
 TAKEOVER ?= instant
 
@@ -39,7 +40,7 @@ BIN   := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo screens unit test check simulate explore torture kills bench lint format types wheel docs clean system-packages
+.PHONY: help demo screens unit test check simulate explore torture kills forgotten bench lint format types wheel docs clean system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-16s %s\n", $$1, $$2 }' Makefile
@@ -83,6 +84,9 @@ torture: system-packages $(READY) ## break a real cluster for MINUTES and check 
 
 kills: system-packages $(READY) ## kill the leader of a schedule KILLS times around due times, and account for each
 	$(BIN)/python -m tests.verification.schedule --kills $(KILLS) --database $(DATABASE) $(ARGS)
+
+forgotten: system-packages $(READY) ## freeze leaders whose author forgot the fence, until WRITES stale writes met a guarded table
+	$(BIN)/python -m tests.verification.guards --writes $(WRITES) --database $(DATABASE) $(ARGS)
 
 bench: $(READY) ## measure; with PEERS=1 beside what people would use instead, which takes half an hour to an hour
 	$(if $(PEERS),@scripts/system-packages postgresql redis-server zookeeper etcd-server etcd-client)

@@ -14,7 +14,8 @@ For each entrant (benchmarks/peers has them), with three processes that stand fo
 
 And for Tenure alone how crash failover and the cost at rest grow with nodes and roles. Every round visits everybody, in
 a random order, so that a machine that is busy now and then is so for all. The table, a picture and everything about the
-machine go to benchmarks/RESULTS.md; that file is written by this program and by nobody else.
+machine go to benchmarks/RESULTS.md; that file is written by this program and by nobody else, except its last section,
+which is of schedulers.py and stays.
 """
 
 from __future__ import annotations
@@ -236,7 +237,8 @@ def main() -> int:
     made = report.Report(everybody, samples, growth, left_out, told, time.time() - began)
     (options.into / "results.json").write_text(json.dumps(made.raw(), indent=1) + "\n")
     (options.into / "results.svg").write_text(made.picture())
-    (options.into / "RESULTS.md").write_text(made.markdown())
+    results = options.into / "RESULTS.md"
+    results.write_text(made.markdown() + report.schedulers_in(results))
     print(made.markdown())
     return 0 if made.kept else 1
 

@@ -1,14 +1,19 @@
 """A process that stands for roles and says when it leads: what the benchmarks kill and time.
 
 contender.py tenure ROLES     a Tenure node; prints "ready", then "lead NANOSECONDS" when it leads every role
+contender.py writer           a Tenure node that writes fenced while it leads; also prints "wrote NANOSECONDS", once
 contender.py floor            a bare waiter in pg_advisory_lock or GET_LOCK: the least that any crash failover can take
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 def say(word: str) -> None:
@@ -29,6 +34,28 @@ def tenure_node(roles: int) -> None:
         assert all(election.is_leader for election in elections)
         say("lead")
         sys.stdin.read()
+
+
+def writer() -> None:
+    import tenure
+    from tests.support.store_by_hand import connected
+
+    url = os.environ["TENURE_URL"]
+    with tenure.Node(url, ttl=30) as node, connected(url) as connection:
+        election = node.election("billing")
+        while not node.member_id:
+            time.sleep(0.001)
+        time.sleep(0.3)
+        say("ready")
+        term = election.wait()
+        assert election.is_leader
+        say("lead")
+        for number in itertools.count():
+            term.fence(connection)
+            connection.execute("insert into invoices values (%s)", (number,))
+            connection.commit()
+            if number == 0:
+                say("wrote")
 
 
 def floor() -> None:
@@ -60,5 +87,7 @@ def floor_of_mariadb(url: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "floor":
         floor()
+    elif sys.argv[1] == "writer":
+        writer()
     else:
         tenure_node(int(sys.argv[2]))

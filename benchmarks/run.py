@@ -4,6 +4,7 @@
 
 Crash failover is the time from ``kill -9`` of the leader to a successor that has read ``is_leader == True``. Its floor
 is a bare waiter in ``pg_advisory_lock`` (on MariaDB ``GET_LOCK``) on the same server, killed and timed in between.
+The floor of a guard is the same table without one; see ``guards``.
 Exits with 1 if a figure misses its bound.
 """
 
@@ -26,9 +27,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import tenure  # noqa: E402
+from benchmarks import guards  # noqa: E402
 from tests.support.mariadb import MariaDbServer  # noqa: E402
 from tests.support.servers import PostgresServer, postgres_installations  # noqa: E402
+from tests.support.store_by_hand import execute  # noqa: E402
 
+WriterFailovers = dict[bool, list[tuple[float, float]]]
+"""Milliseconds until a successor led, and until it had written, by whether the table is guarded."""
 CONTENDER = Path(__file__).with_name("contender.py")
 
 
@@ -51,6 +57,9 @@ class Contender:
     def lead(self) -> int:
         self.led_at_ns = self._expect("lead")
         return self.led_at_ns
+
+    def wrote(self) -> int:
+        return self._expect("wrote")
 
     def kill(self) -> int:
         at = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -89,18 +98,20 @@ def contenders(url: str, count: int, *arguments: str) -> Iterator[list[Contender
             contender.close()
 
 
-def first_to_lead(waiting: list[Contender]) -> int:
-    """Return when the first of them led. Whoever it is, only one says so."""
+def first_to_lead(waiting: list[Contender]) -> Contender:
+    """Return the first of them that led. Whoever it is, only one says so."""
     import select
 
     readable, _, _ = select.select([c.process.stdout for c in waiting], [], [], 60)
-    return next(c for c in waiting if c.process.stdout in readable).lead()
+    first = next(c for c in waiting if c.process.stdout in readable)
+    first.lead()
+    return first
 
 
 def failover_ms(url: str, nodes: int, roles: int = 1) -> float:
     with contenders(url, nodes, "tenure", str(roles)) as cluster:
         killed_at = cluster[0].kill()
-        return (first_to_lead(cluster[1:]) - killed_at) / 1e6
+        return (first_to_lead(cluster[1:]).led_at_ns - killed_at) / 1e6
 
 
 def floor_ms(url: str) -> float:
@@ -109,10 +120,29 @@ def floor_ms(url: str) -> float:
         return (pair[1].lead() - killed_at) / 1e6
 
 
+def writer_failover_ms(url: str, *, guarded: bool) -> tuple[float, float]:
+    """Kill a leader that writes all the time; return when its successor led, and when it had written."""
+    execute(url, "create table invoices (n int)")
+    with tenure.Node(url):  # makes Tenure's tables
+        pass
+    if guarded:
+        with tenure.Registry(url) as registry:
+            registry.guard("invoices", "billing")
+    with contenders(url, 3, "writer") as cluster:
+        cluster[0].wrote()
+        killed_at = cluster[0].kill()
+        successor = first_to_lead(cluster[1:])
+        return (successor.led_at_ns - killed_at) / 1e6, (successor.wrote() - killed_at) / 1e6
+
+
+def writer_failovers(server: PostgresServer | MariaDbServer, number: int, found: WriterFailovers) -> None:
+    """Measure one pair: without and with a guard, in the other order every second time."""
+    for guarded in (False, True) if number % 2 == 0 else (True, False):
+        found[guarded].append(writer_failover_ms(server.create_database(), guarded=guarded))
+
+
 def is_leader_ratio() -> tuple[float, float]:
     """Return nanoseconds of one ``is_leader`` and its ratio to a bare read of the clock."""
-    import tenure
-
     with tempfile.TemporaryDirectory() as directory, tenure.Node(f"sqlite:///{directory}/bench.db") as node:
         election = node.election("role")
         election.wait(10)
@@ -168,6 +198,25 @@ class Report:
             None if bound_ms is None else (f"{bound_ms:.1f} ms", median <= bound_ms),
         )
 
+    def failovers_of_writers(self, where: str, found: WriterFailovers) -> None:
+        for index, until in enumerate(("", " until the successor has written,")):
+            plain, guarded = ([pair[index] for pair in found[kind]] for kind in (False, True))
+            least = statistics.median(plain)
+            self.samples(f"crash failover of a writer,{until} {where}", plain, None, None)
+            self.samples("the same, its table guarded", guarded, 1.5 * least, least)
+
+    def costs(self, where: str, costs: dict[str, guards.Cost]) -> None:
+        bounds = {
+            "PostgreSQL, statement": lambda cost: ("30 µs more", cost.more_us <= 30),
+            "PostgreSQL, statement in a pipeline": lambda cost: ("30 µs more", cost.more_us <= 30),
+            "PostgreSQL, bulk": lambda cost: ("1.05 times", cost.ratio <= 1.05),
+        }
+        for what, cost in costs.items():
+            name = f"{where}, {what}"
+            bound = bounds[name](cost) if name in bounds else None
+            times = f"{cost.ratio:.2f}" if what != "bulk" else f"{cost.ratio:.3f}"
+            self.add(f"guard, {name}", f"{cost.more_us:.1f} µs more", f"{cost.p95_more_us:.1f} µs more", times, bound)
+
     def add(self, what: str, median: str, p95: str, ratio: str, bound: tuple[str, bool] | None) -> None:
         kept = "" if bound is None else ("yes" if bound[1] else "NO")
         self.rows.append(
@@ -186,6 +235,50 @@ class Report:
         return all(row["kept"] != "NO" for row in self.rows)
 
 
+def measure_postgres(report: Report, rounds: int) -> None:
+    floor, three, ten, thousand = [], [], [], []
+    writers: WriterFailovers = {False: [], True: []}
+    with PostgresServer(postgres_installations()[0]) as server:
+        for number in range(rounds):
+            url = server.create_database(f"bench{number}")
+            floor.append(floor_ms(url))
+            three.append(failover_ms(url, 3))
+            ten.append(failover_ms(url, 10))
+            if number % 3 == 0:
+                thousand.append(failover_ms(server.create_database(f"many{number}"), 3, roles=1000))
+            writer_failovers(server, number, writers)
+            server.drop_database(f"bench{number}")
+        costs = guards.on_postgres(server.create_database())
+        version = server.installation.version
+    least = statistics.median(floor)
+    print(f"PostgreSQL {version}, Python {sys.version.split()[0]}, {os.cpu_count()} cores, {rounds} rounds")
+    report.samples("floor: bare pg_advisory_lock", floor, None, None)
+    report.samples("crash failover, 3 nodes", three, 4 * least, least)
+    report.samples("crash failover, 10 nodes", ten, 4 * least, least)
+    report.samples("crash failover, 1,000 roles", thousand, 4 * least + 50, least)
+    report.failovers_of_writers("PostgreSQL", writers)
+    report.costs("PostgreSQL", costs)
+
+
+def measure_mariadb(report: Report, rounds: int) -> None:
+    floor, three = [], []
+    writers: WriterFailovers = {False: [], True: []}
+    with MariaDbServer(settings={"innodb_flush_method": "O_DIRECT"}) as server:
+        for number in range(rounds):
+            url = server.create_database()
+            floor.append(floor_ms(url))
+            three.append(failover_ms(url, 3))
+            writer_failovers(server, number, writers)
+        costs = guards.on_mariadb(server.create_database(), server.pid)
+        ((version,),) = server.execute("select version()")
+    least = statistics.median(floor)
+    print(f"MariaDB {version}")
+    report.samples("floor: bare GET_LOCK", floor, None, None)
+    report.samples("crash failover, MariaDB, 3 nodes", three, 4 * least, least)
+    report.failovers_of_writers("MariaDB", writers)
+    report.costs("MariaDB", costs)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="how often each failover is measured")
@@ -193,34 +286,8 @@ def main() -> int:
     options = parser.parse_args()
     report = Report()
 
-    floor, three, ten, thousand = [], [], [], []
-    with PostgresServer(postgres_installations()[0]) as server:
-        for number in range(options.rounds):
-            url = server.create_database(f"bench{number}")
-            floor.append(floor_ms(url))
-            three.append(failover_ms(url, 3))
-            ten.append(failover_ms(url, 10))
-            if number % 3 == 0:
-                thousand.append(failover_ms(server.create_database(f"many{number}"), 3, roles=1000))
-            server.drop_database(f"bench{number}")
-        version = server.installation.version
-    least = statistics.median(floor)
-    print(f"PostgreSQL {version}, Python {sys.version.split()[0]}, {os.cpu_count()} cores, {options.rounds} rounds")
-    report.samples("floor: bare pg_advisory_lock", floor, None, None)
-    report.samples("crash failover, 3 nodes", three, 4 * least, least)
-    report.samples("crash failover, 10 nodes", ten, 4 * least, least)
-    report.samples("crash failover, 1,000 roles", thousand, 4 * least + 50, least)
-    floor, three = [], []
-    with MariaDbServer(settings={"innodb_flush_method": "O_DIRECT"}) as server:
-        for _ in range(options.rounds):
-            url = server.create_database()
-            floor.append(floor_ms(url))
-            three.append(failover_ms(url, 3))
-        ((version,),) = server.execute("select version()")
-    least = statistics.median(floor)
-    print(f"MariaDB {version}")
-    report.samples("floor: bare GET_LOCK", floor, None, None)
-    report.samples("crash failover, MariaDB, 3 nodes", three, 4 * least, least)
+    measure_postgres(report, options.rounds)
+    measure_mariadb(report, options.rounds)
     sqlite = []
     for _ in range(options.rounds):
         with tempfile.TemporaryDirectory() as directory:

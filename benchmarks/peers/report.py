@@ -8,6 +8,7 @@ import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import FLOOR, OURS, Entrant, servers
@@ -20,6 +21,23 @@ NOTES = """
 while another led (5 s were watched). A request is a round trip: what a client sends before the server answers. The
 ratios are of medians of crash failover.
 """.strip()
+WRITTEN = """
+Written by `make bench PEERS=1`, from one run; the section on schedulers by `benchmarks/schedulers.py --write`.
+Nobody edits it.
+""".strip()
+SCHEDULERS = "## Schedulers: lost and doubled due times"
+"""The last section of RESULTS.md, which schedulers.py writes."""
+
+
+def without_schedulers(results: Path) -> str:
+    """Return what a file has before the section on schedulers."""
+    return results.read_text().partition(SCHEDULERS)[0].rstrip() + "\n\n"
+
+
+def schedulers_in(results: Path) -> str:
+    """Return the section on schedulers that a file has, to be put after something else; nothing if it has none."""
+    _, heading, rest = results.read_text().partition(SCHEDULERS) if results.exists() else ("", "", "")
+    return heading and f"\n{heading}{rest}"
 
 
 def package_version(entrant: Entrant) -> str:
@@ -94,7 +112,7 @@ class Report:
     def markdown(self) -> str:
         parts = [
             "# Tenure beside what people would use instead",
-            "Written by `make bench PEERS=1`, from one run; nobody edits it.",
+            WRITTEN,
             self._surroundings(),
             self._table(),
             NOTES,

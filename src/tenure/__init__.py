@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tenure.aio.election import AsyncElection
     from tenure.aio.node import AsyncNode
     from tenure.aio.term import AsyncTerm, AsyncTransaction
+    from tenure.databases.guards import guard_sql
     from tenure.databases.schema import tables_sql
     from tenure.election import Election
     from tenure.errors import (
@@ -31,20 +32,22 @@ if TYPE_CHECKING:
         PoolerDetected,
         StoreUnavailable,
         TenureError,
+        Unfenced,
         WaitTimeout,
     )
     from tenure.events import Deposed, Elected, Event, LeaderChanged, Resumed, Suspended
     from tenure.fence.fence import fence_sql
+    from tenure.fence.verdicts import translate_unfenced
     from tenure.node import Node
     from tenure.registry import MemberInfo, Registry, RoleInfo
     from tenure.schedule.run import Run
     from tenure.schedule.schedule import Schedule
     from tenure.services.service import ServiceInfo
     from tenure.stats import JobStats, Latency, NodeStats, RoleStats
-    from tenure.store.records import Candidate, JobRecord, LeaderInfo, RunRecord, TermRecord
+    from tenure.store.records import Candidate, GuardedTable, JobRecord, LeaderInfo, RunRecord, TermRecord
     from tenure.term import Term, Transaction
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOMES = {
     "tenure.aio.election": "AsyncElection",
@@ -52,16 +55,18 @@ _HOMES = {
     "tenure.aio.term": "AsyncTerm AsyncTransaction",
     "tenure.election": "Election",
     "tenure.errors": "ConfigError Fenced LeadershipLost NodeClosed NotCommitted NotLeader PoolerDetected "
-    "StoreUnavailable TenureError WaitTimeout",
+    "StoreUnavailable TenureError Unfenced WaitTimeout",
     "tenure.events": "Deposed Elected Event LeaderChanged Resumed Suspended",
     "tenure.fence.fence": "fence_sql",
+    "tenure.fence.verdicts": "translate_unfenced",
     "tenure.node": "Node",
     "tenure.registry": "MemberInfo Registry RoleInfo",
     "tenure.schedule.run": "Run",
     "tenure.schedule.schedule": "Schedule",
     "tenure.services.service": "ServiceInfo",
     "tenure.stats": "JobStats Latency NodeStats RoleStats",
-    "tenure.store.records": "Candidate JobRecord LeaderInfo RunRecord TermRecord",
+    "tenure.store.records": "Candidate GuardedTable JobRecord LeaderInfo RunRecord TermRecord",
+    "tenure.databases.guards": "guard_sql",
     "tenure.databases.schema": "tables_sql",
     "tenure.term": "Term Transaction",
 }
@@ -71,12 +76,12 @@ nothing in the many processes of an application that never stand for a role."""
 __all__ = ["Election", "Node", "Term", "Transaction", "__version__"]
 __all__ += ["AsyncElection", "AsyncNode", "AsyncTerm", "AsyncTransaction"]
 __all__ += ["Run", "RunRecord", "Schedule"]
-__all__ += ["Candidate", "JobRecord", "LeaderInfo", "MemberInfo", "Registry", "RoleInfo", "TermRecord"]
+__all__ += ["Candidate", "GuardedTable", "JobRecord", "LeaderInfo", "MemberInfo", "Registry", "RoleInfo", "TermRecord"]
 __all__ += ["Deposed", "Elected", "Event", "LeaderChanged", "Resumed", "Suspended"]
 __all__ += ["JobStats", "Latency", "NodeStats", "RoleStats", "ServiceInfo"]
 __all__ += ["ConfigError", "NodeClosed", "PoolerDetected", "StoreUnavailable", "TenureError", "WaitTimeout"]
-__all__ += ["Fenced", "LeadershipLost", "NotCommitted", "NotLeader"]
-__all__ += ["fence_sql", "manual", "tables_sql"]
+__all__ += ["Fenced", "LeadershipLost", "NotCommitted", "NotLeader", "Unfenced"]
+__all__ += ["fence_sql", "guard_sql", "manual", "tables_sql", "translate_unfenced"]
 
 
 def __getattr__(name: str) -> object:

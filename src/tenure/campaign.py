@@ -27,20 +27,29 @@ class Campaign(Generic[ElectionT]):
         self._campaigns = campaigns
         self._withdraw = withdraw
         self._term: BaseTerm | None = None
+        self._over = False
         campaigns.add(candidacy.role)
 
     def stand_down(self, _: object = None) -> None:
-        """Withdraw when the term is lost, because its block may take long to end."""
-        if self._withdraw and self.candidacy.role in self._campaigns:
-            with contextlib.suppress(NodeClosed):
-                self.candidacy.withdraw()
+        """Withdraw when the term is lost, because its block may take long to end.
+
+        This is a callback, and it may come late: after the end of this campaign, when another one has begun.
+        """
+        with contextlib.suppress(NodeClosed):
+            self.engine.check_own()  # first: a forked child must not touch the lock
+            with self.engine.lock:
+                if self._withdraw and not self._over:
+                    self.candidacy.withdraw()
 
     def end(self) -> None:
         """Hand over, without waiting for the database. May be called twice."""
-        if self.candidacy.role in self._campaigns:
-            self._campaigns.discard(self.candidacy.role)
-            with contextlib.suppress(NodeClosed):
-                (self.candidacy.withdraw if self._withdraw else self.candidacy.resign)()
+        with contextlib.suppress(NodeClosed):
+            self.engine.check_own()
+            with self.engine.lock:
+                if not self._over:
+                    self._over = True
+                    self._campaigns.discard(self.candidacy.role)
+                    (self.candidacy.withdraw if self._withdraw else self.candidacy.resign)()
 
     # For terms()
 

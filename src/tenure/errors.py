@@ -79,3 +79,11 @@ class Fenced(NotLeader):
         """Keep the message, the term that it is about, and whether a new transaction of that term may succeed."""
         super().__init__(message, role=role, token=token)
         self.retryable = retryable
+
+
+class Unfenced(NotLeader):
+    """A guarded table refused a write, because the transaction is not fenced for the table's role.
+
+    ``term.transaction()`` raises it. Other connections raise their driver's error, which
+    :func:`tenure.translate_unfenced` turns into this one.
+    """

@@ -14,12 +14,13 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from tenure.core import messages, timing
+from tenure.databases import guards
 from tenure.databases.backend import LOOK_TIMEOUT_S, backend_for
 from tenure.databases.connecting import time_limit
 from tenure.errors import ConfigError, NodeClosed, NotLeader, StoreUnavailable, WaitTimeout
 from tenure.settings import Password, check_limit, check_name, check_ttl, node_settings
 from tenure.store import job_statements, migrations, records, statements
-from tenure.store.records import JobRecord, LeaderInfo, RunRecord, TermRecord
+from tenure.store.records import GuardedTable, JobRecord, LeaderInfo, RunRecord, TermRecord
 from tenure.store.session import Failed, Gone, Step
 from tenure.tracebacks import without_locals
 
@@ -322,12 +323,39 @@ class Registry:
             else:
                 return
 
+    def guard(self, table: str, role: str) -> None:
+        """Guard one of your tables: only the leader of ``role`` can write to it then. See :func:`tenure.guard_sql`.
+
+        Raises ConfigError if the table cannot be guarded.
+        """
+        with self._asking():
+            guards.guard(self.session, self.namespace, table, role)
+
+    def unguard(self, table: str) -> None:
+        """Remove the guard of a table. Raises ConfigError if the table is not guarded."""
+        with self._asking():
+            guards.unguard(self.session, table)
+
+    def guarded_tables(self) -> list[GuardedTable]:
+        """Return the tables that are guarded by a role, in all namespaces, each with the ways around its guard."""
+        with self._asking():
+            return guards.guarded_tables(self.session)
+
     def forget(self) -> None:
-        """Delete everything about the namespace. Tokens begin again at 1: do it only if nothing uses the old ones."""
+        """Delete everything about the namespace. Tokens begin again at 1: do it only if nothing uses the old ones.
+
+        Raises ConfigError if the namespace has living members, or if its roles guard tables.
+        """
         known = self.namespaces()
         if self.namespace not in known:
             names = ", ".join(map(repr, known)) or "none"
             raise ConfigError(f"namespace {self.namespace!r} does not exist; existing namespaces: {names}")
+        guarded = [one.table for one in self.guarded_tables() if one.namespace in (self.namespace, guards.UNKNOWN)]
+        if guarded:
+            raise ConfigError(
+                f"roles of namespace {self.namespace!r} guard tables, which could not be written to any more: remove "
+                f"the guards first (`tenure guard TABLE --remove`): {', '.join(guarded)}"
+            )
         deadline = time.monotonic() + LOOK_TIMEOUT_S
         while True:
             try:

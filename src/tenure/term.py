@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from types import TracebackType
@@ -28,6 +29,10 @@ NOT_FENCEABLE = (
     "mode='lock' has no fencing token, so nothing can be fenced: a paused leader's late write is not refused. Use "
     "mode='hybrid', which needs tables"
 )
+
+
+CUT_AGAIN_S = 1.0
+"""How long a statement may take to end after the server was asked to cancel it."""
 
 
 class BaseTerm:
@@ -112,10 +117,39 @@ class BaseTerm:
     @contextlib.contextmanager
     def _fenced(self, bound: float | None) -> Iterator[Transaction]:
         bound_s = self._bound(bound)
-        with self._engine.backend.transaction() as connection:
+        with self._engine.backend.transaction() as connection, self._ended_with_the_term(connection, bound_s) as cuts:
             own = fenced(connection, self._holding, bound_s)
+            cuts.append(own.cut)
             yield Transaction(own, self._holding)
             own.commit()
+
+    @contextlib.contextmanager
+    def _ended_with_the_term(self, connection: Any, bound_s: float) -> Iterator[list[Callable[[], object]]]:
+        """End a call that is still under way when the term has been over for ``bound_s`` seconds.
+
+        The server may be frozen, or gone without a word: then no call on the connection would ever return. Yield the
+        list of the ways to end a call; the last one is tried first.
+        """
+        backend, left = self._engine.backend, threading.Event()
+        cuts: list[Callable[[], object]] = [lambda: backend.cut(connection)]
+
+        def end() -> None:
+            for cut in reversed(cuts):
+                if left.is_set():
+                    return
+                with contextlib.suppress(Exception):  # the block may just have closed the connection
+                    cut()
+                left.wait(CUT_AGAIN_S)
+
+        timer = threading.Timer(bound_s, end)
+        timer.daemon = True
+        with contextlib.ExitStack() as stack:
+            stack.callback(left.set)
+            stack.callback(timer.cancel)
+            # In a forked child, which may write under its parent's term, nothing tells when that is over.
+            with contextlib.suppress(NodeClosed):
+                stack.callback(self._engine.call_when(lambda: self._holding.reason is not None, timer.start))
+            yield cuts
 
 
 class Term(BaseTerm):

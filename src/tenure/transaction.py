@@ -32,7 +32,7 @@ from tenure.errors import NotCommitted, StoreUnavailable
 from tenure.fence import fence
 from tenure.fence.adapter import Adapter, adapt
 from tenure.fence.drivers.psycopg import run_together
-from tenure.fence.verdicts import TermIdentity, translate_errors
+from tenure.fence.verdicts import TermIdentity, translate_errors, translate_unfenced
 from tenure.store.session import Step
 
 _MARK = "tenure_fence"
@@ -79,7 +79,7 @@ class OwnTransaction(abc.ABC):
 
     def execute(self, sql: str, parameters: Any) -> Any:
         """Run a statement and return the cursor."""
-        with self.used():
+        with translate_unfenced(), self.used():
             return self._execute(sql, parameters)
 
     def run(self, *steps: Step) -> Any:

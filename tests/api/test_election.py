@@ -10,7 +10,7 @@ import pytest
 
 import tenure
 from tenure import ConfigError, Deposed, Elected, LeaderChanged, NotLeader, WaitTimeout
-from tests.support.async_as_sync import sync_only
+from tests.support.marks import sync_only
 from tests.support.store_by_hand import QUICK, Desk, Nodes, connected, renewals, until
 
 

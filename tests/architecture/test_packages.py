@@ -108,7 +108,16 @@ RULES = {
     ),
     # All that the command line needs beyond public names is in this one module.
     "cli.internals": Rule(
-        {"aio.bridge", "core.backoff", "databases.schema", "internals", "schedule", "store", *VALUES},
+        {
+            "aio.bridge",
+            "core.backoff",
+            "databases.guards",
+            "databases.schema",
+            "internals",
+            "schedule",
+            "store",
+            *VALUES,
+        },
         DRIVERS | FRAMEWORKS | LOOPS,
     ),
     "cli": Rule(

@@ -22,13 +22,13 @@ PUBLIC = {
     *("Registry", "RoleInfo", "MemberInfo"),
     *("AsyncNode", "AsyncElection", "AsyncTerm", "AsyncTransaction"),
     *("Event", "Elected", "Suspended", "Resumed", "Deposed", "LeaderChanged"),
-    *("Candidate", "JobRecord", "LeaderInfo", "RunRecord", "TermRecord"),
+    *("Candidate", "GuardedTable", "JobRecord", "LeaderInfo", "RunRecord", "TermRecord"),
     *("Run", "Schedule"),
     *("JobStats", "NodeStats", "RoleStats", "Latency", "ServiceInfo"),
     *("TenureError", "ConfigError", "StoreUnavailable", "PoolerDetected", "WaitTimeout", "NodeClosed"),
     "NotCommitted",
-    *("NotLeader", "LeadershipLost", "Fenced"),
-    *("fence_sql", "tables_sql", "manual", "__version__"),
+    *("NotLeader", "LeadershipLost", "Fenced", "Unfenced"),
+    *("fence_sql", "guard_sql", "tables_sql", "translate_unfenced", "manual", "__version__"),
 }
 STEP_BY_STEP = {
     *("use", "close", "set_expire", "Leader"),

@@ -86,6 +86,8 @@ WITHOUT_URL = {
     "cron": ["--name", "x", "not cron", "--", "true"],
     "doctor": [],
     "forget": ["default", "--yes"],
+    "guard": ["invoices", "--role", "r"],
+    "guards": [],
     "history": ["r"],
     "init": [],
     "jobs": [],

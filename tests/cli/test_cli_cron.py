@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -122,6 +123,40 @@ def test_commands_never_overlap_and_no_due_time_runs_twice_on_four_machines(post
     assert [line for line in lines if line.startswith("overlap")] == []
     assert len(lines) == len(set(lines)), "no run is made twice"
     assert unaccounted(postgres_url) == []
+
+
+def test_guard_that_is_killed_ends_its_own_command_and_spares_the_other_jobs(sqlite_url, tmp_path, machine):
+    script = tmp_path / "script"
+    script.write_text(f"""cd {tmp_path}
+setsid sleep 1000 & child=$!
+echo $PPID $$ $child >$TENURE_JOB.new; mv $TENURE_JOB.new $TENURE_JOB
+while ! [ -e over ]; do sleep 0.05; done
+kill $child
+""")
+    crontab = tmp_path / "crontab"
+    crontab.write_text("".join(f"@yearly exec sh {script} # {job}\n" for job in ("one", "two")))
+    machine("--file", crontab, url=sqlite_url, stderr=subprocess.DEVNULL)
+    until(lambda: "two" in tenure_("jobs", url=sqlite_url).stdout, "the jobs are known")
+    with tenure.Registry(sqlite_url) as registry:
+        families = []
+        for job in ("one", "two"):
+            registry.trigger(job)
+            until((tmp_path / job).exists, "the command")
+            families.append([int(pid) for pid in (tmp_path / job).read_text().split()])
+        os.kill(families[0][0], signal.SIGKILL)
+        until(lambda: registry.runs("one")[0].outcome == "failed", "the record of the end")
+        assert registry.runs("one")[0].detail == "exit code 137"
+        assert [is_alive(pid) for pid in families[0]] == [False] * 3
+        assert [is_alive(pid) for pid in families[1]] == [True] * 3
+        (tmp_path / "over").touch()
+        until(lambda: registry.runs("two")[0].outcome == "done", "the other job's end")
+
+
+def is_alive(pid):
+    """Whether a process runs; a zombie does not."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
 
 
 def is_at_rest(registry):

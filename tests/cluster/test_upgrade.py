@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 
 import pytest
@@ -10,8 +9,7 @@ import pytest
 from tenure import StoreUnavailable
 from tenure.store import migrations
 from tenure.store.tables import MIGRATIONS, Migration
-from tests.conftest import NOT_RUN
-from tests.support.cluster import ROOT, Cluster
+from tests.support.cluster import Cluster
 from tests.support.store_by_hand import QUICK, Desk, Nodes, connected, execute, renewals, until
 
 pytestmark = pytest.mark.long
@@ -60,23 +58,6 @@ def test_replicas_are_upgraded_one_after_the_other_and_back(one_url, tmp_path):
         seen = rolled_back.tell("leader")
         assert seen == new[0].tell("leader") == new[1].tell("leader")
         assert [number for number, _ in seen["history"]] == list(range(token + 1, 0, -1))
-
-
-VERSION_2 = "2f62708"
-"""The last commit whose tables are of version 2."""
-
-
-@pytest.fixture
-def earlier_release(tmp_path):
-    """The source of the release before, as it was committed."""
-    sources = tmp_path / "earlier"
-    sources.mkdir()
-    archive = subprocess.run(["git", "archive", VERSION_2, "src"], cwd=ROOT, capture_output=True, check=False)
-    if archive.returncode:
-        # Not a failure in CI: a shallow clone lacks the commit, whatever is installed.
-        pytest.skip(f"{NOT_RUN}the commit {VERSION_2} is not in this clone")
-    subprocess.run(["tar", "-x", "-C", sources], input=archive.stdout, check=True)
-    return str(sources / "src")
 
 
 def test_leader_of_the_release_before_goes_on_beside_this_one_and_is_succeeded_by_it(

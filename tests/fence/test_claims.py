@@ -20,7 +20,7 @@ import tenure
 from tenure import ConfigError, Fenced
 from tenure.fence import job_runs
 from tenure.internals import holding_of
-from tests.support.async_as_sync import sync_only
+from tests.support.marks import sync_only
 from tests.support.store_by_hand import Desk, connected, execute, table
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import signal
 import socket
 import sqlite3
 import threading
@@ -530,3 +532,29 @@ def test_connection_that_was_lost_inside_the_block_was_not_committed(leader, kin
         with pytest.raises(DRIVERS_ERRORS):
             until(lambda: not transaction.execute("select 1"), "the connection's end")
     assert leader.ledger == []
+
+
+def test_statement_that_outlasts_its_term_ends_with_the_bound(postgres_url):
+    with tenure.Node(postgres_url) as node:
+        term = node.election("r").wait(20)
+        with pytest.raises(psycopg.errors.QueryCanceled), term.transaction(bound=1) as transaction:
+            term.resign()
+            transaction.execute("select pg_sleep(100)")
+
+
+@pytest.mark.parametrize("last", ["a statement", "the commit"])
+def test_call_to_a_frozen_server_ends_with_the_bound_after_its_term(postgres_url, last):
+    with tenure.Node(postgres_url) as node, contextlib.ExitStack() as stack:
+        term = node.election("r").wait(20)
+
+        def block() -> None:
+            with term.transaction(bound=1) as transaction:
+                ((pid,),) = transaction.execute("select pg_backend_pid()").fetchall()
+                stack.callback(os.kill, pid, signal.SIGCONT)
+                os.kill(pid, signal.SIGSTOP)
+                term.resign()
+                if last == "a statement":
+                    transaction.execute("select 1")
+
+        with pytest.raises((psycopg.OperationalError, tenure.StoreUnavailable)):
+            block()

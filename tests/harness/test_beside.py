@@ -74,6 +74,16 @@ def test_report_says_what_was_not_reached(quick_ms, more):
     assert "- **NO**: " in made.markdown()
 
 
+def test_either_benchmark_keeps_what_the_other_has_written(tmp_path):
+    results = tmp_path / "RESULTS.md"
+    assert report.schedulers_in(results) == ""
+    results.write_text("# Peers\n\nold\n")
+    results.write_text(report.without_schedulers(results) + f"{report.SCHEDULERS}\n\n| a |\n")
+    results.write_text("# Peers\n\nnew\n" + report.schedulers_in(results))
+    assert results.read_text() == f"# Peers\n\nnew\n\n{report.SCHEDULERS}\n\n| a |\n"
+    assert report.without_schedulers(results) == "# Peers\n\nnew\n\n"
+
+
 def test_median_of_what_mostly_never_happens_is_never():
     assert report.median([1.0, None, None]) is None
     assert report.median([1.0, 3.0, None]) == 3.0

@@ -14,9 +14,11 @@ import pytest
 
 import tenure
 from tenure import ConfigError
+from tenure.core import messages
 from tenure.schedule.run import claim
+from tenure.store import control
 from tests.support.schedules import HOUR_S, leading, let_pass, outcomes, rows, unaccounted
-from tests.support.store_by_hand import connected, execute, table, until
+from tests.support.store_by_hand import Desk, connected, execute, table, until
 
 
 def hourly(function, **options):
@@ -427,12 +429,16 @@ def test_error_that_the_job_ignores_does_not_mark_the_run_as_done(store_url):
     assert "not committed" in rows(store_url, "report")[0].detail
 
 
+def leave_begun(url):
+    """Let the runs that were made be what a leader leaves behind that was killed in the middle of them."""
+    execute(url, f"update {table(url, 'runs')} set outcome = 'begun', ended_at = null where outcome = 'done'")
+
+
 def test_run_that_did_not_end_is_lost_and_made_again_at_least_once(store_url):
     make_due(store_url)
-    # What a leader leaves behind that was killed in the middle of a run.
     with leading(store_url, hourly(nothing, delivery="at-least-once")):
         until(lambda: outcomes(store_url, "report") == ["done"], "the run")
-    execute(store_url, f"update {table(store_url, 'runs')} set outcome = 'begun', ended_at = null")
+    leave_begun(store_url)
     execute(store_url, f"update {table(store_url, 'jobs')} set done_us = null")
     diary = Diary()
     with leading(store_url, hourly(diary, delivery="at-least-once")):
@@ -446,7 +452,7 @@ def test_run_that_did_not_end_is_lost_and_not_made_again_at_most_once(store_url)
     make_due(store_url)
     with leading(store_url, hourly(nothing)):
         until(lambda: outcomes(store_url, "report") == ["done"], "the run")
-    execute(store_url, f"update {table(store_url, 'runs')} set outcome = 'begun', ended_at = null")
+    leave_begun(store_url)
     diary = Diary()
     with leading(store_url, hourly(diary)):
         until(lambda: outcomes(store_url, "report") == ["lost"], "the record")
@@ -720,26 +726,84 @@ def test_two_schedules_of_one_role_are_both_measured(sqlite_url):
         assert all(0 <= job.overdue < 60 for job in node.stats().jobs)
 
 
-def test_old_rows_are_folded_into_one_that_counts_them(store_url, monkeypatch):
-    from tenure.core import messages
-    from tenure.store import control
-    from tests.support.store_by_hand import Desk
-
-    monkeypatch.setattr(control, "KEPT_RUNS", 3)
+def test_old_rows_are_folded_into_one_that_counts_them(store_url):
     schedule = tenure.Schedule()
     schedule.every("1 s", name="report")(nothing)
     with leading(store_url, schedule):
         until(lambda: known(store_url, "report"), "the job is known")
         until(lambda: len(rows(store_url, "report")) >= 6, "six runs")
     before = sum(run.covers for run in rows(store_url, "report"))
-    with Desk(store_url) as desk:
-        for _ in range(2):
-            desk.ask(messages.Tidy())
+    for _ in range(2):
+        fold_runs(store_url, kept=3)
     found = rows(store_url, "report")
     assert found[0].outcome == "folded"
     assert len(found) == 4
     assert sum(run.covers for run in found) == before
     assert unaccounted(store_url) == []
+
+
+def fold_runs(url, kept):
+    """Do what every node does when it starts and once an hour, as if it kept so few rows."""
+    with pytest.MonkeyPatch.context() as patch, Desk(url) as desk:
+        patch.setattr(control, "KEPT_RUNS", kept)
+        desk.ask(messages.Tidy())
+
+
+def test_folded_row_says_how_its_runs_ended_however_often_rows_are_folded(store_url):
+    """A lost run must not vanish in a count: a job that is due every second has a hundred newer rows soon."""
+    seen(store_url)
+    let_pass(store_url, 8 * HOUR_S, "report")
+    every = {"missed": "each", "within": "4 h"}
+    with leading(store_url, hourly(nothing, **every)):
+        until(lambda: outcomes(store_url, "report") == ["skipped late 4"] + ["done"] * 4, "four runs")
+    leave_begun(store_url)
+    with leading(store_url, hourly(nothing, **every)):
+        until(lambda: outcomes(store_url, "report").count("lost") == 4, "the lost runs")
+    fold_runs(store_url, kept=2)
+    folded, *kept = rows(store_url, "report")
+    assert (folded.outcome, folded.detail, folded.covers) == ("folded", "lost 2, skipped 4", 6)
+    assert [run.outcome for run in kept] == ["lost", "lost"]
+
+    let_pass(store_url, 3 * HOUR_S, "report")
+    with leading(store_url, hourly(nothing, **every)):
+        until(lambda: outcomes(store_url, "report").count("done") == 3, "three more runs")
+    for _ in range(2):
+        fold_runs(store_url, kept=2)
+    folded, *kept = rows(store_url, "report")
+    assert (folded.detail, folded.covers) == ("done 1, lost 4, skipped 4", 9)
+    assert [run.outcome for run in kept] == ["done", "done"]
+    assert unaccounted(store_url) == []
+
+
+def test_rows_that_another_node_folds_are_left_to_it(postgres_url):
+    """Both would read the same rows, and write a row each that counts them."""
+    seen(postgres_url)
+    let_pass(postgres_url, 8 * HOUR_S, "report")
+    with leading(postgres_url, hourly(nothing, missed="each", within="9 h")):
+        until(lambda: outcomes(postgres_url, "report") == ["done"] * 8, "eight runs")
+    with connected(postgres_url) as other:
+        other.execute("select * from tenure.jobs for update")
+        fold_runs(postgres_url, kept=2)
+        assert outcomes(postgres_url, "report") == ["done"] * 8
+    fold_runs(postgres_url, kept=2)
+    assert outcomes(postgres_url, "report") == ["folded", "done", "done"]
+
+
+def test_lost_run_is_counted_although_the_answer_to_its_record_was_lost(store_url):
+    make_due(store_url)
+    node = tenure.Node(store_url, name="b", ttl=10.0)
+    node.leader_only("r", hourly(nothing), name="schedule")
+    with contextlib.ExitStack() as stack:
+        with leading(store_url, hourly(nothing)) as first:
+            until(lambda: outcomes(store_url, "report") == ["done"], "the run")
+            stack.enter_context(node)
+            until(lambda: len(first.election("r").candidates()) == 2, "both stand")
+            leave_begun(store_url)
+            left = stack.enter_context(commit_unanswered(node))
+        until(lambda: node.stats().jobs, "the next schedule has begun")
+        assert left == [0]
+        until(lambda: node.stats().jobs[0].runs["lost"] == 1, "the count")
+    assert outcomes(store_url, "report") == ["lost"]
 
 
 # --- what is refused ------------------------------------------------------------------------------------------

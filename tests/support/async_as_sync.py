@@ -13,22 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import anyio.from_thread
-import pytest
 from typing_extensions import Self
 
 import tenure
-
-FACADE = os.environ.get("FACADE") or "sync"
-
-
-sync_only = pytest.mark.skipif(FACADE == "async", reason="about threads; tests/api/test_async.py has its counterpart")
-
-
-def install() -> None:
-    """Let `tenure.Node` be the facade that the environment asks for."""
-    if FACADE == "async":
-        tenure.Node = Node  # type: ignore[misc,assignment]
-
 
 _running = contextlib.ExitStack()
 

@@ -24,9 +24,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
-from tests.support import history
+from tests.support import history, starter
 from tests.support.history import History, Recorder
 from tests.support.store_by_hand import connected
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 ROOT = Path(__file__).resolve().parents[2]
+NODE_PROGRAM = "tests.support.node_process"
 PATIENCE_S = 30.0
 """How long a test waits for what should come: so long that a slow machine is no failure, and a hang is one."""
 
@@ -65,18 +67,21 @@ class NodeProcess:
         source = options.pop("source", None)
         """Where another release's ``tenure`` is."""
         told = {"name": name, "record": str(self.record), "role": cluster.role, **options}
-        command = ["ip", "netns", "exec", netns] if netns is not None else []
+        env = os.environ | {
+            "TENURE_URL": options.pop("url", cluster.url),
+            "LOOP": LOOPS[len(cluster.nodes) % len(LOOPS)],
+            **({"PYTHONPATH": source} if source else {}),
+        }
+        self.process: starter.Started | subprocess.Popen[bytes]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, sys.executable, "-m", cluster.program, json.dumps(told)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd=ROOT,
-                env=os.environ
-                | {"TENURE_URL": options.pop("url", cluster.url), "LOOP": LOOPS[len(cluster.nodes) % len(LOOPS)]}
-                | ({"PYTHONPATH": source} if source else {}),
-            )
+            if cluster.program == NODE_PROGRAM and netns is None and source is None:
+                self.process = starter.start(
+                    cluster.program, json.dumps(told), env=env, cwd=ROOT, stdin=PIPE, stdout=PIPE, stderr=log
+                )
+            else:
+                command = ["ip", "netns", "exec", netns] if netns is not None else []
+                command += [sys.executable, "-m", cluster.program, json.dumps(told)]
+                self.process = subprocess.Popen(command, env=env, cwd=ROOT, stdin=PIPE, stdout=PIPE, stderr=log)
         self._reader = threading.Thread(target=self._read, name=f"reads {name}", daemon=True)
         self._reader.start()
 
@@ -185,7 +190,10 @@ class NodeProcess:
     def stop(self) -> int:
         """SIGSTOP; return when all of its threads stand still, with the moment before."""
         at = self.signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+        if isinstance(self.process, starter.Started):
+            self.process.wait_until_stopped()
+        else:
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
         return at
 
     def cont(self) -> int:
@@ -224,7 +232,7 @@ class Cluster:
         role: str = "scheduler",
         sample_every_s: float = 0.001,
         strictly: bool = True,
-        program: str = "tests.support.node_process",
+        program: str = NODE_PROGRAM,
         **options: Any,
     ) -> None:
         self.url, self.directory, self.role, self.program = url, directory, role, program

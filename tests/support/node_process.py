@@ -35,8 +35,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tenure
-from tests.support import async_as_sync as facades
-from tests.support import history
+from tests.support import facades, history
 
 INSERT = {
     "sqlite": "insert into ledger (role, token, node) values (?, ?, ?)",

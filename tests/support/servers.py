@@ -471,7 +471,9 @@ class PostgresServer(Child):
         if name is None:
             self._databases += 1
             name = f"test_{self._databases}"
-        self.execute(f'create database "{name}"')
+        # A copy of the files costs half of what a copy through the WAL does. Before 15 there was no other way.
+        how = " strategy file_copy" if self.installation.major >= 15 else ""
+        self.execute(f'create database "{name}"{how}')
         return self.url(name)
 
     def drop_database(self, name: str) -> None:

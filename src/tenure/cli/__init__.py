@@ -18,6 +18,8 @@ COMMANDS = {
     "doctor": "tenure.cli.doctor",
     "demo": "tenure.cli.demo.command",
     "forget": "tenure.cli.admin",
+    "guard": "tenure.cli.guards",
+    "guards": "tenure.cli.guards",
     "history": "tenure.cli.inspect",
     "init": "tenure.cli.admin",
     "jobs": "tenure.cli.jobs",

@@ -93,6 +93,13 @@ def run_statement(registry: Registry, text: str) -> Any:
         raise StoreUnavailable(str(error)) from None
 
 
+def unguard_sql(table: str, schema: str, database: str) -> list[str]:
+    """Return the statements that remove the guard of a table."""
+    from tenure.databases.guards import unguard_sql  # noqa: PLC0415 - as above
+
+    return unguard_sql(table, schema, database)
+
+
 def grants_sql(user: str, database: str, schema: str) -> list[str]:
     """Return the statements that give a database user the privileges that a node needs, and no others."""
     from tenure.databases.schema import schema_for  # noqa: PLC0415 - as above

@@ -119,7 +119,8 @@ def runs(
 
     Due times that were not run are here, too, with the reason: missed (no node led), late (not within the time that the
     job allows), overlap (an earlier run was under way), or paused. One row may stand for many due times. A run whose
-    leader died is lost. Rows older than the last hundred of a job are folded into one.
+    leader died is lost. Rows older than the last hundred of a job are folded into one, which counts how
+    they ended.
 
     \b
     tenure runs

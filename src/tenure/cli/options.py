@@ -36,7 +36,8 @@ def place(command: F) -> F:
 
     @functools.wraps(command)
     def wrapped(*args: Any, url: str | None, **options: Any) -> Any:
-        if url is None and os.environ.get("TENURE_URL") is None:
+        prints_only = options.get("sql", False)
+        if url is None and os.environ.get("TENURE_URL") is None and not prints_only:
             _say_local(no_wait=options.get("no_wait", False))
         return command(*args, url=url, **options)
 

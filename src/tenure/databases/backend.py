@@ -81,6 +81,10 @@ class Backend(abc.ABC):
         It is rolled back unless the block commits it.
         """
 
+    @abc.abstractmethod
+    def cut(self, connection: Any) -> None:
+        """Make a call that hangs on a connection of :meth:`transaction` fail at once, from any thread."""
+
     def interrupt(self) -> None:
         """End every wait, and drop connections that are being opened: the node is closed."""
         self.stop.set()

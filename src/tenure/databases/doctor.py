@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tenure.core import timing
+from tenure.databases.guards import guarded_tables
 from tenure.errors import ConfigError, StoreUnavailable
 from tenure.settings import NodeSettings
 from tenure.store import migrations, statements, tables
@@ -274,6 +275,18 @@ def members(case: Case) -> Iterator[Finding]:
             yield warning("members", text, remedy)
     if not late:
         yield ok("members", f"{len(rows)} living, all renewing" if rows else "none at this moment")
+
+
+def guards(case: Case) -> Iterator[Finding]:
+    """Say which tables are guarded, and how a write could get around each guard."""
+    found = guarded_tables(case.session)
+    for one in found:
+        for leak in one.leaks:
+            text, _, remedy = leak.rpartition(": ")
+            yield warning("guards", f"{one.table} (role {one.role!r}): {text or leak}", remedy)
+    tight = [f"{one.table} (role {one.role!r})" for one in found if not one.leaks]
+    if tight or not found:
+        yield ok("guards", ", ".join(tight) or "no table is guarded")
 
 
 # Times ---------------------------------------------------------------------------------------------------------

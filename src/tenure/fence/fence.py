@@ -17,8 +17,8 @@ from tenure.errors import ConfigError
 from tenure.fence.adapter import Adapter, adapt, run_at_once
 from tenure.fence.verdicts import AUTOCOMMIT, SAVEPOINT, TermIdentity, refused
 from tenure.settings import check_bound, check_name, check_schema
-from tenure.store import statements
-from tenure.store.dialects import MYSQL, SQLITE, postgresql
+from tenure.store import guards, statements
+from tenure.store.dialects import MYSQL, SQLITE, literal, postgresql
 from tenure.store.session import Result, Step
 
 
@@ -98,8 +98,10 @@ def _is_file(wanted: str, path: str | bytes) -> bool:
 async def _lock_on_mysql(adapter: Adapter, bound_s: float) -> None:
     """Fence with a share lock on the role's row."""
     # Set the bound before taking the lock: a process that is paused right after the lock must already be bounded.
-    await adapter.execute(Step(_bound_on_mysql(bound_s), {}))
-    await _find(adapter, statements.FENCE_BY_SHARE)
+    # Forget the term that an earlier fence noted: if this one is refused, guarded tables must refuse what follows.
+    noted = guards.variable_of(adapter.term.namespace, adapter.term.role)
+    await adapter.execute(Step(f"{_bound_on_mysql(bound_s)}, {noted} = null", {}))
+    await _find(adapter, guards.fence_by_share(adapter.term.namespace, adapter.term.role))
     # This comes last also because its answer, unlike one with rows, shows PyMySQL whether a transaction is open.
     await adapter.execute(Step(_NO_XA, {}))
 
@@ -144,28 +146,13 @@ def fence_sql(
     names = {"namespace": check_name("namespace", namespace), "role": check_name("role", role)}
     places = {"bound_ms": str(_milliseconds(check_bound(bound)))}
     forms = {
-        "postgresql": (postgresql(check_schema(schema)), _CALL, _postgres_literal, "$1", "$2"),
-        "sqlite": (SQLITE, statements.FENCE_BY_UPDATE, _sqlite_literal, "?1", "?2"),
-        "mysql": (MYSQL, statements.FENCE_BY_SHARE, _mysql_literal, "?", "?"),
+        "postgresql": (postgresql(check_schema(schema)), _CALL, "$1", "$2"),
+        "sqlite": (SQLITE, statements.FENCE_BY_UPDATE, "?1", "?2"),
+        "mysql": (MYSQL, guards.fence_by_share(names["namespace"], names["role"]), "?", "?"),
     }
     if database not in forms:
         raise ConfigError(f"database={database!r} must be 'postgresql', 'sqlite' or 'mysql'")
-    dialect, statement, literal, places["token"], places["id"] = forms[database]
-    places |= {name: literal(value) for name, value in names.items()}
+    dialect, statement, places["token"], places["id"] = forms[database]
+    places |= {name: literal(database, value) for name, value in names.items()}
     text = replace(dialect, parameter="%({})s").text(statement)
     return re.sub(r"%\((\w+)\)s", lambda match: places[match[1]], text).strip()
-
-
-def _postgres_literal(text: str) -> str:
-    """Quote a text so that neither a setting of the server nor a driver's search for placeholders misreads it."""
-    escaped = re.sub(r"[!-,/:-@[-^`{-~]", lambda match: f"\\u{ord(match[0]):04x}", text)
-    return f"'{text}'" if escaped == text else f"E'{escaped}'"
-
-
-def _sqlite_literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _mysql_literal(text: str) -> str:
-    """Quote a text so that neither the server's mode nor the connection's character set matters."""
-    return f"'{text}'" if re.fullmatch(r"[\w .-]*", text, re.ASCII) else f"_utf8mb4 x'{text.encode().hex()}'"

@@ -7,11 +7,13 @@ fence uses, are here as well.
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 from collections.abc import Iterator
 from typing import Protocol
 
-from tenure.errors import ConfigError, Fenced, TenureError
+from tenure.errors import ConfigError, Fenced, TenureError, Unfenced
+from tenure.store.guards import UNFENCED, UNFENCED_ON_MYSQL
 from tenure.store.tables import FENCED, NOT_FENCED_HERE
 
 AUTOCOMMIT = (
@@ -48,6 +50,7 @@ _MYSQL_STATES = {
     1397: "XAE04",  # no XA transaction of this name: the connection is in another one
     1399: "XAE07",  # not allowed in this state of an XA transaction
     1792: "25006",
+    UNFENCED_ON_MYSQL: UNFENCED,
 }
 
 
@@ -99,11 +102,28 @@ def _verdict(term: TermIdentity, state: str | None) -> TenureError | None:
     return None
 
 
+@contextlib.contextmanager
+def translate_unfenced() -> Iterator[None]:
+    """Turn the error with which a guarded table refuses a write into ``Unfenced``, whatever the driver.
+
+    Every other error leaves the block as it is. The block may await.
+    """
+    try:
+        yield
+    except Exception as error:
+        if sqlstate(error) != UNFENCED:
+            raise
+        found = _GUARDED.search(str(_original(error)))
+        text, role = (found[0], found[1]) if found else (str(error), None)
+        raise Unfenced(text, role=role) from error
+
+
+_GUARDED = re.compile(r"[A-Z]+ on .+ is guarded by role (.+?)(?: of namespace .+)?: call [^\n\"']+")
+
+
 def sqlstate(error: Exception) -> str | None:
     """Return the SQLSTATE of a driver's error, or the one that corresponds to an error of SQLite or PyMySQL."""
-    original = getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's error
-    if isinstance(original.__cause__, Exception) and type(original).__module__ == "django.db.utils":
-        original = original.__cause__  # and so does Django
+    original = _original(error)
     if isinstance(original, sqlite3.OperationalError):
         return "42P01" if "no such table" in str(original) else "40001" if "locked" in str(original) else None
     if original.args and isinstance(original.args[0], int):  # PyMySQL
@@ -111,3 +131,11 @@ def sqlstate(error: Exception) -> str | None:
     if original.args and isinstance(original.args[0], dict):  # pg8000
         return original.args[0].get("C")
     return getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
+
+
+def _original(error: Exception) -> Exception:
+    """Return the driver's error that SQLAlchemy or Django has wrapped."""
+    original: Exception = getattr(error, "orig", None) or error
+    if isinstance(original.__cause__, Exception) and type(original).__module__ == "django.db.utils":
+        return original.__cause__
+    return original

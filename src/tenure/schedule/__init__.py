@@ -15,6 +15,7 @@ A schedule is a service of the leader, with a list of jobs. Four ideas carry it:
     jobs        the options of a job, and their checks                  (pure)
     plan        what to run now, and what to skip                       (pure)
     run         one run: its transaction, and how it is recorded
+    claims      what is written about definitions, claims and skipped due times
     scheduler   the jobs of one term: waits, starts runs, stops them
     schedule    Schedule, which the application fills with jobs
 """

@@ -12,8 +12,7 @@ import inspect
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
@@ -27,9 +26,11 @@ from tenure.election import Election
 from tenure.engine.callbacks import CallbackThread
 from tenure.errors import NodeClosed, NotLeader, TenureError
 from tenure.fence import job_runs
+from tenure.fence.job_runs import Claimed
 from tenure.internals import engine_of, holding_of
-from tenure.schedule import plan
-from tenure.schedule.due_times import SECOND_US, from_text, microseconds, moment
+from tenure.schedule import claims, plan
+from tenure.schedule.claims import mark_of, us_of
+from tenure.schedule.due_times import SECOND_US, microseconds
 from tenure.schedule.jobs import Job
 from tenure.schedule.run import (
     NotDone,
@@ -142,14 +143,23 @@ class Scheduler:
     async def _open(self) -> None:
         """Read where the last leader stopped, and write the definitions that are new."""
         self._requests = self._engine.database_clock.requests
-        now, lost_jobs, found = await self._write(self._begin)
+        term, jobs = holding_of(self._term), self._jobs.values()
+        lost_jobs: set[str] = set()
+
+        def begin(transaction: Transaction) -> tuple[int, dict[str, JobRecord]]:
+            now, newly_lost, found = claims.begin_term(transaction, term, jobs)
+            # An earlier try may have been committed: then this one finds no run that is lost.
+            lost_jobs.update(newly_lost)
+            return now, found
+
+        now, found = await self._write(begin)
         self._engine.database_clock.heard(now)
         for name, job in self._jobs.items():
             record = found[name]
             self._engine.recorder.scheduled(self._term.role, name)
-            state = JobState(job, _mark(record), _us(record.since), requested=_us(record.requested) or None)
-            if job.repeats and _us(record.claimed) > _us(record.done):
-                state.repeat = _us(record.claimed)
+            state = JobState(job, mark_of(record), us_of(record.since), requested=us_of(record.requested) or None)
+            if job.repeats and us_of(record.claimed) > us_of(record.done):
+                state.repeat = us_of(record.claimed)
             if name in lost_jobs:
                 self._count(name, "lost")
                 fate = "is made again" if state.repeat else "is not made again: delivery was 'at-most-once'"
@@ -161,56 +171,6 @@ class Scheduler:
                     *(name, record.claimed, name),
                 )
             self._states.append(state)
-
-    def _begin(self, transaction: Transaction) -> tuple[int, set[str], dict[str, JobRecord]]:
-        """Return the database's time, the jobs that lost a run, and the record of each job.
-
-        New and changed definitions count from now.
-        """
-        term = holding_of(self._term)
-        now, lost_jobs, known = ask(transaction, job_runs.begin_term(term, tuple(self._jobs)))
-        found = {record.job: record for record in known}
-        for name, job in self._jobs.items():
-            found[name] = self._describe(transaction, job, self._define(transaction, job, found.get(name), now))
-        return now, lost_jobs, found
-
-    def _define(self, transaction: Transaction, job: Job, record: JobRecord | None, now: int) -> JobRecord:
-        """Write a definition that is new, and return the job's record."""
-        text = job.due_times.text
-        if record is None:
-            record = JobRecord(job.name, None, None, None, self._term.token)
-        if record.spec != text:
-            if record.spec is not None:
-                self._account_for_old(transaction, record, now)
-            ask(transaction, job_runs.define(holding_of(self._term), job.name, text, now))
-            record = replace(record, spec=text, since=moment(now), zone_data=None)
-        return record
-
-    def _describe(self, transaction: Transaction, job: Job, record: JobRecord) -> JobRecord:
-        """Write what operators read about a job, if it has changed. Warn if two hosts have different time zones."""
-        here = job.due_times.zone_data
-        if record.zone_data not in (here, None):
-            log.warning(
-                "job %r: this host has other time zone data than the host that led before (%s, not %s), so they may "
-                "disagree about due times: install the same tzdata on all hosts",
-                *(job.name, here, record.zone_data),
-            )
-        if (record.zone_data, record.jitter) != (here, job.jitter):
-            ask(transaction, job_runs.describe(holding_of(self._term), job.name, here, round(job.jitter * SECOND_US)))
-        return record
-
-    def _account_for_old(self, transaction: Transaction, record: JobRecord, now: int) -> None:
-        """Record the due times that a definition had which is replaced now, and which no run was made for."""
-        old = from_text(record.spec or "")
-        mark = _mark(record)
-        if old is None:
-            log.warning("job %r: its old definition %r is unknown, and is not counted", record.job, record.spec)
-            return
-        number = old.count(mark, now)
-        log.info("job %r: its definition was %r; %d due times of it were not run", record.job, record.spec, number)
-        first, last = old.after(mark), old.latest(mark, now)
-        if first is not None and last is not None:
-            self._record(transaction, record.job, mark, plan.Stretch(first, last, number, plan.MISSED))
 
     # Waiting ------------------------------------------------------------------------------------------------------
 
@@ -253,8 +213,8 @@ class Scheduler:
             if record.requested is not None:
                 state.requested, state.wake_at = microseconds(record.requested), 0
             # Only a reset changes this. The marks may be old: a run may have been claimed since they were read.
-            if state.call is None and _us(record.since) > state.since:
-                state.mark, state.since, state.wake_at = _mark(record), _us(record.since), 0
+            if state.call is None and us_of(record.since) > state.since:
+                state.mark, state.since, state.wake_at = mark_of(record), us_of(record.since), 0
 
     # Deciding -----------------------------------------------------------------------------------------------------
 
@@ -307,8 +267,12 @@ class Scheduler:
 
     async def _make(self, state: JobState, decision: plan.Make) -> None:
         """Claim a run, and make it."""
-        job = state.job
-        claimed = await self._write_again(functools.partial(self._claim, state, decision))
+        job, term = state.job, holding_of(self._term)
+
+        def claim(transaction: Transaction, again: bool) -> Claimed:
+            return claims.claim(transaction, term, job, state.mark, decision, again=again)
+
+        claimed = await self._write_again(claim)
         self._engine.database_clock.heard(claimed.now_us)
         skipped = decision.missed if claimed.mine else claimed.skipped
         if skipped:
@@ -323,46 +287,10 @@ class Scheduler:
                 is_now_over(run)
             await self._perform(state, run, decision.due)
 
-    def _claim(self, state: JobState, decision: plan.Make, transaction: Transaction, again: bool) -> job_runs.Claimed:
-        """Claim a run, and record what is skipped: before it, or the run itself if the job is paused.
-
-        ``again`` means that an earlier try may have been committed. What it has recorded shows that.
-        """
-        term, job = holding_of(self._term), state.job
-        claimed: job_runs.Claimed = ask(
-            transaction, job_runs.claim_due(term, job.name, decision.due, once=not job.repeats)
-        )
-        if claimed.mine:
-            mark = state.mark
-            for stretch in decision.skipped:
-                self._record(transaction, job.name, mark, stretch)
-                mark = stretch.last
-        elif again and claimed.outcome is not None:
-            claimed = replace(claimed, mine=claimed.outcome == "begun", paused=claimed.outcome == "skipped")
-        elif claimed.paused:
-            paused = plan.stretch_of(job, state.mark, decision.due, plan.PAUSED)
-            if paused is not None:
-                self._record(transaction, job.name, state.mark, paused)
-                ask(transaction, job_runs.pass_over(term, job.name, paused.last))
-                claimed = replace(claimed, skipped=paused.number)
-        return claimed
-
-    def _record(self, transaction: Transaction, job: str, mark: int, stretch: plan.Stretch) -> None:
-        term, reason = holding_of(self._term), stretch.reason
-        if not ask(transaction, job_runs.extend_skipped(term, job, mark, stretch.last, stretch.number, reason)):
-            ask(transaction, job_runs.record_skipped(term, job, stretch.first, stretch.last, stretch.number, reason))
-
     async def _repeat(self, state: JobState, due: int) -> None:
         """Make the run again that was begun under an earlier term, and did not end. A paused job waits."""
         term, job = holding_of(self._term), state.job
-
-        def begin(transaction: Transaction) -> int | None:
-            if ask(transaction, job_runs.is_paused(term, job.name)):
-                return None
-            attempt: int = ask(transaction, job_runs.repeat(term, job.name, due))
-            return attempt
-
-        attempt = await self._write(begin)
+        attempt = await self._write(lambda transaction: claims.repeat(transaction, term, job, due))
         if attempt is None:
             state.wake_at = self._engine.database_clock.now_us() + PAUSED_LOOK_US
             return
@@ -379,12 +307,7 @@ class Scheduler:
         term, job = holding_of(self._term), state.job
 
         def take(transaction: Transaction, again: bool) -> bool:
-            if again and ask(transaction, job_runs.request_is_taken(term, job.name, at)):
-                return True
-            taken: bool = ask(transaction, job_runs.take_request(term, job.name, at))
-            if taken:
-                ask(transaction, job_runs.record_requested(term, job.name, at))
-            return taken
+            return claims.take_request(transaction, term, job, at, again=again)
 
         state.requested = None
         if await self._write_again(take):
@@ -497,12 +420,3 @@ def _unfinished(result: object) -> BaseException | None:
         return None
     result.close()
     return TypeError("it returned a coroutine, which does not run: make the job a coroutine function")
-
-
-def _mark(record: JobRecord) -> int:
-    """Return up to which moment the due times of a job are accounted for."""
-    return max(_us(record.since), _us(record.claimed))
-
-
-def _us(at: datetime | None) -> int:
-    return 0 if at is None else microseconds(at)

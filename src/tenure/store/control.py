@@ -6,7 +6,8 @@ module only puts them in order. A request commits as a whole or not at all, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -354,16 +355,21 @@ class ControlStore:
         return messages.Done()
 
     def _fold_runs(self) -> None:
-        """Fold the oldest runs of each job into one row, which keeps how many due times they were."""
+        """Fold the oldest runs of each job into one row, which keeps their number of due times and how they ended."""
         (long,) = self.session.run(self._step(job_statements.LONG_RUNS, kept=KEPT_RUNS))
         for role, job in long.rows:
             of_job = {"role": role, "job": job}
-            (last_kept,) = self.session.run(self._step(job_statements.LAST_KEPT_RUN, kept=KEPT_RUNS, **of_job))
-            for (before,) in last_kept.rows:
-                self.session.run(
-                    self._step(job_statements.FOLD, before=before, **of_job),
-                    self._step(job_statements.DELETE_FOLDED, before=before, **of_job),
-                )
+            with self.session.transaction() as run:
+                (mine,) = run(self._step(job_statements.LOCK_JOB, **of_job))
+                if not mine.rows:
+                    continue  # another node folds them, or the leader claims a run
+                (last_kept,) = run(self._step(job_statements.LAST_KEPT_RUN, kept=KEPT_RUNS, **of_job))
+                for (before,) in last_kept.rows:
+                    (old,) = run(self._step(job_statements.OLD_RUNS, before=before, **of_job))
+                    run(
+                        self._step(job_statements.FOLD, before=before, detail=_outcomes(old.rows), **of_job),
+                        self._step(job_statements.DELETE_FOLDED, before=before, **of_job),
+                    )
 
     def _backends(self) -> dict[str, Any]:
         names = ("control_pid", "control_start", "watch_pid", "watch_start")
@@ -380,6 +386,19 @@ def confirmed(result: Result, server: messages.Server) -> Confirmed:
     if (oldest or 0) > tables.MIGRATIONS[-1].version:
         raise Gone("a newer release has changed the tables so that this one cannot work with them: upgrade Tenure here")
     return Confirmed(incarnation, base, max_ttl_ms / 1000, ripe_ttl_ms / 1000, limits, place)
+
+
+def _outcomes(rows: Sequence[tuple[Any, ...]]) -> str:
+    """Return how many runs of each outcome are folded, such as ``done 850, lost 2``; a row may be folded already."""
+    numbers: Counter[str] = Counter()
+    for outcome, detail, number in rows:
+        if outcome != "folded":
+            numbers[outcome] += int(number)
+        else:
+            for part in (detail or "").split(", "):
+                name, _, earlier = part.partition(" ")
+                numbers[name] += int(earlier) if earlier.isdecimal() else 0
+    return ", ".join(f"{outcome} {number}" for outcome, number in sorted(numbers.items()) if number)
 
 
 def _vacancies(result: Result) -> tuple[Vacancy, ...]:

@@ -182,3 +182,17 @@ def for_name(name: str, schema: str) -> Dialect:
     if name == "postgresql":
         return postgresql(check_schema(schema))
     return SQLITE if name == "sqlite" else MYSQL
+
+
+# Literals ------------------------------------------------------------------------------------------------------------
+
+
+def literal(database: str, text: str) -> str:
+    """Return a text as a literal that means the same whatever the settings of the server and the connection are."""
+    if database == "postgresql":
+        # Neither a setting of the server nor a driver's search for placeholders can misread an escape.
+        escaped = re.sub(r"[!-,/:-@[-^`{-~]", lambda match: f"\\u{ord(match[0]):04x}", text)
+        return f"'{text}'" if escaped == text else f"E'{escaped}'"
+    if database == "sqlite":
+        return "'" + text.replace("'", "''") + "'"
+    return f"'{text}'" if re.fullmatch(r"[\w .-]*", text, re.ASCII) else f"_utf8mb4 x'{text.encode().hex()}'"

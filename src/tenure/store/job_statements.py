@@ -6,7 +6,7 @@ last. ``runs`` accounts for every due time. A row is one of these:
     attempt 1, 2, …     an attempt at the run that was due at ``due_us``
     outcome 'skipped'   due times that were not run, from ``first_us`` to ``due_us``; ``detail`` says why
     attempt 0           a run that an operator asked for, at ``due_us``
-    attempt -1          older rows, folded into one
+    attempt -1          older rows, folded into one; ``detail`` says how they ended: ``done 850, lost 2, skipped 48``
 
 ``covers`` is the number of due times that a row accounts for. It is 0 for a second attempt and for a run that an
 operator asked for, so the sum over a job's rows is the number of its due times up to the last claim.
@@ -226,13 +226,26 @@ select role, job from {runs} where namespace = :namespace group by role, job hav
 """
 """One more than are kept: that one may be the row into which older ones were folded."""
 
+LOCK_JOB = f"""
+select job from {{jobs}} where {_JOB} {{skip_locked}}
+"""
+"""Two nodes that folded the same rows would count them twice."""
+
 LAST_KEPT_RUN = f"""
-select due_us from {{runs}} where {_JOB} order by due_us desc, attempt desc limit 1 offset :kept
+select due_us from {{runs}} where {_JOB} and attempt <> -1 order by due_us desc, attempt desc limit 1 offset :kept
 """
 
+OLD_RUNS = f"""
+select outcome, detail, case when outcome = 'skipped' then sum(covers) else count(*) end
+from {{runs}} where {_JOB} and due_us <= :before group by outcome, detail
+"""
+"""How the rows ended that are folded: the number of attempts, or of due times that were skipped."""
+
 FOLD = f"""
-insert into {{runs}} (namespace, role, job, due_us, attempt, first_us, covers, outcome, token, began_at, ended_at)
-select namespace, role, job, max(due_us), -1, min(first_us), sum(covers), 'folded', max(token), min(began_at), {{now}}
+insert into {{runs}} (namespace, role, job, due_us, attempt, first_us, covers, outcome, detail, token, began_at,
+                    ended_at)
+select namespace, role, job, max(due_us), -1, min(first_us), sum(covers), 'folded', :detail, max(token), min(began_at),
+       {{now}}
 from {{runs}} where {_JOB} and due_us <= :before group by namespace, role, job
 """
 

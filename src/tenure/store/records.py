@@ -138,6 +138,17 @@ class RunRecord:
     ended: datetime | None
 
 
+@dataclass(frozen=True)
+class GuardedTable:
+    """A table of the application that only the leader of a role may write to."""
+
+    table: str
+    namespace: str
+    role: str
+    leaks: tuple[str, ...]
+    """The ways in which a write could pass without the fence, each with its remedy."""
+
+
 @contextlib.contextmanager
 def readable() -> Iterator[None]:
     """Raise StoreUnavailable if a row holds a value of the wrong type: SQLite accepts any value in any column."""

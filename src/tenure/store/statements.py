@@ -222,7 +222,7 @@ where name = :namespace and max_ttl_ms = :max_ttl_ms and limits = :limits and in
 
 # The fence ---------------------------------------------------------------------------------------------------
 
-FENCE_GUARD = f"""
+IS_LATEST = f"""
     r.namespace = :namespace and r.name = :role and r.token = :token and r.holder = :id
     and exists (select 1 from {{members}} m where m.id = r.holder and m.ended_at is null
                 and {HERE})
@@ -230,13 +230,10 @@ FENCE_GUARD = f"""
                     and t.token = r.token and t.resigned_at is not null)
 """
 
-FENCE_BY_SHARE = "select 1 from {roles} r where " + FENCE_GUARD + "{for_share}"
-"""Locks only the role's row, against a successor."""
-
-FENCE_BY_LOOK = "select 1 from {roles} r where " + FENCE_GUARD
+FENCE_BY_LOOK = "select 1 from {roles} r where " + IS_LATEST
 """Locks nothing: for a transaction that is never committed."""
 
-FENCE_BY_UPDATE = "\nupdate {roles} as r set token = r.token where " + FENCE_GUARD
+FENCE_BY_UPDATE = "\nupdate {roles} as r set token = r.token where " + IS_LATEST
 """Changes nothing, but takes the write lock, and opens a transaction where a SELECT would not open one."""
 
 # What operators read ---------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The tables, as the statements that create them, in versions.
 
-A migration only adds: tables, columns with defaults, functions under new names, or a function that refuses more than
-the one that it replaces. So nodes of the previous release can go on running. A migration that cannot keep to
+A migration only adds: tables, columns with defaults, functions under new names, or a function that does or refuses more
+than the one that it replaces. So nodes of the previous release can go on running. A migration that cannot keep to
 this rule raises ``oldest`` (see ``migrations``).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tenure.store import statements
+from tenure.store import guards, statements
 
 FENCED = "TN001"
 """The SQLSTATE with which the fence refuses a term."""
@@ -147,9 +147,11 @@ declare
     is_latest boolean;
     timeout text;
     present interval;
+    mark text;
+    marks text;
 begin
     perform 1 from {roles} r where"""
-    + statements.FENCE_GUARD.replace(":namespace", "the_namespace")
+    + statements.IS_LATEST.replace(":namespace", "the_namespace")
     .replace(":role", "the_role")
     .replace(":token", "the_token")
     .replace(":id", "the_member")
@@ -195,7 +197,9 @@ begin
             perform set_config(timeout, bound_ms::text, true);
         end if;
     end loop;
-end $$
+"""
+    + guards.MARK
+    + """end $$
 """
 )
 
@@ -281,12 +285,9 @@ create table {runs} (
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(1, _TABLES, (_INCARNATION, _FENCE, _WAIT_FOR_ROLE, _SAME_SERVER)),
     Migration(2, _JOBS),
-    Migration(
-        3,
-        _LIMITS_AND_PLACES,
-        (_PLACE, *(text.replace("create function", "create or replace function") for text in (_FENCE, _SAME_SERVER))),
-    ),
+    Migration(3, _LIMITS_AND_PLACES, (_PLACE, _SAME_SERVER.replace("create function", "create or replace function"))),
     Migration(4, _RUNS),
+    Migration(5, (), (_FENCE.replace("create function", "create or replace function"), *guards.FUNCTIONS)),
 )
 
 

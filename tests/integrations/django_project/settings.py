@@ -1,25 +1,16 @@
 """The settings. The database is TENURE_URL, so that the tests can choose."""
 
 import os
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
+
+from tests.support.django_database import database
 
 HERE = "tests.integrations.django_project"
 URL = urlsplit(os.environ["TENURE_URL"])
-ENGINES = {"postgresql": "postgresql", "mysql": "mysql", "sqlite": "sqlite3"}
-
-if URL.scheme == "mysql":
-    import pymysql
-
-    pymysql.install_as_MySQLdb()
 
 DATABASES = {
     "default": {
-        "ENGINE": f"django.db.backends.{ENGINES[URL.scheme]}",
-        "NAME": URL.path[1:],
-        "USER": unquote(URL.username or ""),
-        "PASSWORD": unquote(URL.password or ""),
-        "HOST": URL.hostname or "",
-        "PORT": URL.port or "",
+        **database(os.environ["TENURE_URL"]),
         "TEST": {"NAME": f"{URL.path[1:]}.test" if URL.scheme == "sqlite" else None},
     }
 }

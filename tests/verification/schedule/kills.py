@@ -110,10 +110,10 @@ class Report:
 
 
 @contextlib.contextmanager
-def replicas(url: str, kind: type[Replica] = Replica, **options: Any) -> Iterator[list[Replica]]:
-    """Three replicas, started one after the other; those that are killed are replaced by the caller."""
+def replicas(url: str, kind: type[Replica] = Replica, count: int = REPLICAS, **options: Any) -> Iterator[list[Replica]]:
+    """Some replicas, started one after the other; those that are killed are replaced by the caller."""
     execute(url, TABLE)
-    running = [kind(url, name=f"n{number}", **options) for number in range(REPLICAS)]
+    running = [kind(url, name=f"n{number}", **options) for number in range(count)]
     try:
         yield running
     finally:
@@ -126,13 +126,20 @@ def leader(running: list[Replica]) -> Replica:
 
 
 def kill_around_due_times(
-    url: str, kills: int, seed: int = 15, *, freeze_s: float = 0.0, kind: type[Replica] = Replica, **options: Any
+    url: str,
+    kills: int,
+    seed: int = 15,
+    *,
+    freeze_s: float = 0.0,
+    kind: type[Replica] = Replica,
+    count: int = REPLICAS,
+    **options: Any,
 ) -> Report:
     """Kill (or freeze) the leader before a due time, ``kills`` times; return what became of every due time."""
     chance = random.Random(seed)
     told = {"interval": 1, "delivery": "at-least-once", **options}
-    report, killed_before, number = Report(kills), [], REPLICAS
-    with replicas(url, kind, **told) as running:
+    report, killed_before, number = Report(kills), [], count
+    with replicas(url, kind, count, **told) as running:
         leader(running)
         until(lambda: execute(url, "select count(*) from effects")[0][0] > 0, "a first run", 30)
         for _ in range(kills):

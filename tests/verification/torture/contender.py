@@ -37,8 +37,7 @@ from typing import Any
 
 import tenure
 from tenure.core.protocol import NodeProtocol
-from tests.support import async_as_sync as facades
-from tests.support import history
+from tests.support import facades, history
 from tests.support import store_by_hand as desk
 from tests.support.node_process import Program, die_with_parent
 from tests.verification.torture import turned_clock

@@ -112,8 +112,9 @@ class Torture:
                 if due_times is not None:
                     due_times.disturb(step.number)
             self.progress("a rest at the end", 0.0)
-            harm = self.watcher.finish(2 * self.ttl, 2 * self.ttl)
+            # First: this ends the schedule's processes, which no checker of the nodes knows.
             self.due_times = due_times.judge() if due_times is not None else None
+            harm = self.watcher.finish(2 * self.ttl, 2 * self.ttl)
             arena.stop_nodes()  # what is acknowledged from now on would be missing in the tables
             ledger = arena.final("select n, token, element from ledger order by n")
             ticks = arena.final("select n, token from ticks where token is not null order by n")

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,13 +18,19 @@ from tenure.cli import exit_codes
 from tenure.cli.internals import sentinel_descriptors, trusted_until
 from tenure.cli.output import Ended, without_password
 from tenure.cli.run.channel import MessageChannel
-from tenure.cli.run.processes import descendants, kill_all, signal_all
+from tenure.cli.run.processes import descendants, signal_all
 
 if TYPE_CHECKING:
     from tenure import Node, Term
     from tenure.cli.run.runner import RunOptions
 
 GUARD = Path(__file__).with_name("guard.py")
+SCAN_EVERY_S = 0.002
+
+_guards: set[int] = set()
+"""The processes of the guards: ``tenure cron`` has one for each command that runs."""
+_guards_lock = threading.Lock()
+"""Held while a guard is started: another guard must not inherit its socket, and ``kill_orphans`` must not find it."""
 
 
 class GuardProcess:
@@ -31,11 +38,12 @@ class GuardProcess:
 
     def __init__(self, *, group_only: bool) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with _guards_lock, theirs:
             theirs.set_inheritable(True)
             argv = [sys.executable, "-I", "-S", str(GUARD), str(theirs.fileno())]
             argv += ["--group-only"] if group_only else []
             self.pid = os.posix_spawn(sys.executable, argv, os.environ, setpgroup=0)
+            _guards.add(self.pid)
         self.channel = MessageChannel(ours)
         self._lock = threading.Lock()
 
@@ -54,7 +62,9 @@ class GuardProcess:
         """Whether the guard is running: an operator may have killed it."""
         if self.pid:
             with contextlib.suppress(ChildProcessError):
-                return os.waitpid(self.pid, os.WNOHANG)[0] == 0
+                if not os.waitpid(self.pid, os.WNOHANG)[0]:
+                    return True
+            self._ended()
         return False
 
     def close(self) -> None:
@@ -64,7 +74,11 @@ class GuardProcess:
             self.channel.close()
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
-            self.pid = 0
+            self._ended()
+
+    def _ended(self) -> None:
+        _guards.discard(self.pid)
+        self.pid = 0
 
 
 class GuardedCommand:
@@ -131,9 +145,9 @@ class GuardedCommand:
         messages = self._guard.channel.receive()
         if messages is None:
             # The guard was killed. The kernel kills the command; its descendants are now children of this process.
-            if not self._options.group_only:
-                kill_all(lambda: descendants(os.getpid()))
             self._guard.close()
+            if not self._options.group_only:
+                kill_orphans()
             self.code = exit_codes.SIGNALLED + signal.SIGKILL
         for (name, *details), _ in messages or ():
             getattr(self, f"on_{name}")(*details)
@@ -161,6 +175,28 @@ class GuardedCommand:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+
+def kill_orphans() -> None:
+    """Kill the processes that a killed guard has left to this process, and wait until they are dead.
+
+    Other guards and their commands are spared. When this process has no other child, it has no other descendant either.
+    A scan can miss a process, so two scans in a row must find none.
+    """
+    known: set[int] = set()
+    empty = 0
+    while empty < 2:
+        with _guards_lock:
+            found = descendants(os.getpid(), spared=_guards)
+            signal_all(found, signal.SIGKILL)
+        for pid in found:
+            with contextlib.suppress(ChildProcessError):  # a child of another process
+                os.waitpid(pid, os.WNOHANG)
+        empty = 0 if found else empty + 1
+        # A process may fork faster than it is killed. So the loop pauses only after a scan that finds no new process.
+        if known.issuperset(found):
+            time.sleep(SCAN_EVERY_S)
+        known.update(found)
 
 
 def cannot_run(name: str, number: int) -> Ended:

@@ -10,7 +10,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # slow to import
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -39,14 +39,14 @@ def sees(child: int) -> bool:
         return False
 
 
-def descendants(root: int) -> list[int]:
-    """Return the descendants of the process ``root``, parents before their children."""
+def descendants(root: int, spared: Collection[int] = ()) -> list[int]:
+    """Return the descendants of the process ``root``, parents before their children, without those in ``spared``."""
     found = [root]
     for parent in found:
         try:
             for thread in os.listdir(f"/proc/{parent}/task"):  # noqa: PTH208 - as below
                 with open(f"/proc/{parent}/task/{thread}/children") as file:  # noqa: PTH123 - pathlib is slow to import
-                    found.extend(map(int, file.read().split()))
+                    found.extend(pid for pid in map(int, file.read().split()) if pid not in spared)
         except OSError:
             continue  # the process has ended, and its children have another parent: the next scan finds them there
     return found[1:]

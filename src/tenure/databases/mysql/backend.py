@@ -10,7 +10,7 @@ from tenure.core import timing
 from tenure.databases import backend
 from tenure.databases.mysql.connect import MySqlConnector
 from tenure.databases.mysql.sentinel import UserLockActions, UserLockSentinel
-from tenure.databases.mysql.session import MySqlSession
+from tenure.databases.mysql.session import MySqlSession, cut
 from tenure.settings import NodeSettings
 from tenure.store.watch import WatchStore
 
@@ -69,3 +69,6 @@ class MySqlBackend(backend.Backend):
             finally:
                 with contextlib.suppress(Exception):
                     connection.rollback()  # what was not committed
+
+    def cut(self, connection: Any) -> None:
+        cut(connection)

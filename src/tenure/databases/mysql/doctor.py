@@ -187,4 +187,4 @@ def _identity(case: Case) -> Iterator[Finding]:
 
 CHECKS_OF_SERVER: Checks[Case] = (_connection, _tls, _keepalive, _connections, _time_outs, _durability, _replication)
 CHECKS: Checks[Case] = (*CHECKS_OF_SERVER, doctor.ttl, _tables)
-CHECKS_OF_TABLES: Checks[Case] = (_identity, doctor.namespace, doctor.members)
+CHECKS_OF_TABLES: Checks[Case] = (_identity, doctor.namespace, doctor.members, doctor.guards)

@@ -10,6 +10,7 @@ from typing import Any
 
 from tenure.core import timing
 from tenure.databases import backend
+from tenure.databases.connecting import shut_down_socket
 from tenure.databases.postgres.connect import PostgresConnector
 from tenure.databases.postgres.sentinel import AdvisoryActions, AdvisorySentinel, AdvisoryWatch
 from tenure.databases.postgres.session import PostgresSession
@@ -147,7 +148,7 @@ class PostgresBackend(backend.Backend):
             return WatchStore(session, NoSentinel(self.stop), WatchActions(), namespace, lambda: None), session
         sentinel = AdvisorySentinel(session)
         watcher = AdvisoryActions(session, sentinel)
-        return AdvisoryWatch(session, sentinel, watcher, namespace, self._connector.knock), session
+        return AdvisoryWatch(session, sentinel, watcher, namespace, self._connector.knocker(session)), session
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Any]:
@@ -157,6 +158,9 @@ class PostgresBackend(backend.Backend):
             connection.autocommit = False
             connection.read_only = False  # whatever the server's default is: a term's holder writes
             yield connection
+
+    def cut(self, connection: Any) -> None:
+        shut_down_socket(connection)
 
 
 def _connector(settings: NodeSettings, url: str) -> PostgresConnector:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tenure.core import timing
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("tenure.postgres")
 
 OLDEST_VERSION = 140000
+DEFAULT_PORT = 5432
+HOST_TIMEOUT_S = 2
+"""How long libpq waits for each host of a list, unless the URL says otherwise. It is libpq's smallest."""
+_LISTS = ("host", "hostaddr", "port")
+"""The parameters in which a URL lists its hosts."""
 
 _WHO = """
 select pg_catalog.pg_backend_pid(),
@@ -77,25 +83,53 @@ class PostgresConnector(connecting.Connector):
     def __init__(self, url: str, schema: str, ttl: float, label: str, password: Password | None = None) -> None:
         super().__init__(parse_url(url), ttl, label, password, connecting.shut_down_socket)
         self.dialect = postgresql(schema)
+        self._lists = {name: str(self._parameters[name]).split(",") for name in _LISTS if name in self._parameters}
+        self._hosts = max(map(len, self._lists.values()), default=1)
+        self._answered = 0
+        """The position, in the URL's list of hosts, of the one that answered last."""
 
     def __repr__(self) -> str:
         parts = {"at": "host", "port": "port", "database": "dbname", "as": "user"}
         shown = [f"{word} {self._parameters[key]}" for word, key in parts.items() if key in self._parameters]
         return " ".join(["PostgreSQL", *shown])
 
-    def connect(self, purpose: str) -> psycopg.Connection[Any]:
-        """Open a plain connection in autocommit mode; raise StoreUnavailable with a message without secrets."""
-        connection = self._dial(purpose)
+    def connect(self, purpose: str, only: dict[str, Any] | None = None) -> psycopg.Connection[Any]:
+        """Open a plain connection in autocommit mode; raise StoreUnavailable with a message without secrets.
+
+        ``only`` names one of the hosts, as parameters of libpq.
+        """
+        connection = self._dial(purpose, self._in_order() if only is None else only)
         if isinstance(connection, str):
             raise StoreUnavailable(f"cannot connect to {self!r}: {connection}")
         # Others could read and change what is sent there, fenced writes included.
         if not (connecting.is_here(connection.info.hostaddr) or connection.pgconn.ssl_in_use):
             server = f"{connection.info.host}:{connection.info.port}"
             connecting.warn_once(server, "add sslmode=require to the URL, or better verify-full")
+        self._note_answer(connection.info.host, connection.info.port)
         return connection
 
+    def _in_order(self) -> dict[str, str]:
+        """Return the lists of hosts, with the one that answered last in front: a dead host costs its time-out.
+
+        Names stay names, which libpq resolves anew: a managed failover may move them.
+        """
+        first = self._answered
+        return {
+            name: ",".join([values[first], *values[:first], *values[first + 1 :]])
+            for name, values in self._lists.items()
+            if len(values) == self._hosts
+        }
+
+    def _note_answer(self, host: str, port: int) -> None:
+        hosts = self._lists.get("host") or self._lists.get("hostaddr", [])
+        ports = self._lists.get("port", [""])
+        for number, name in enumerate(hosts):
+            if (name, int(ports[number % len(ports)] or DEFAULT_PORT)) == (host, port):
+                self._answered = number
+                return
+
     @without_locals
-    def _dial(self, purpose: str) -> psycopg.Connection[Any] | str:
+    def _dial(self, purpose: str, hosts: dict[str, Any]) -> psycopg.Connection[Any] | str:
         """Return a connection, or the reason why there is none.
 
         The reason is returned, not raised: an error raised here would carry the driver's error as its context, and this
@@ -104,9 +138,10 @@ class PostgresConnector(connecting.Connector):
         driver = connecting.load()
         password = connecting.present_password(self._password)
         parameters: dict[str, Any] = {
-            "connect_timeout": connecting.CONNECT_TIMEOUT_S,
+            "connect_timeout": connecting.CONNECT_TIMEOUT_S if self._hosts == 1 else HOST_TIMEOUT_S,
             "application_name": f"tenure {purpose} {self._label}"[:63],
             **self._parameters,
+            **hosts,
             **({} if password is None else {"password": password}),
             **self._client_keepalive(),
         }
@@ -148,20 +183,29 @@ class PostgresConnector(connecting.Connector):
         self._set(connection, settings)
         return PostgresSession(connection, self.dialect, backend)
 
-    def knock(self) -> str | None:
-        """Open a new connection and return the server's start time; None if the server does not accept it."""
-        try:
-            return str(self._ask("knock", _START)[0])
-        except StoreUnavailable:
-            return None
+    def knocker(self, session: PostgresSession) -> Callable[[], str | None]:
+        """Return a function that opens a new connection to the session's own server.
+
+        It returns the server's start time, or None if the server does not accept the connection.
+        """
+        info = session.connection.info
+        only = {"host": info.host, "port": info.port, **({"hostaddr": info.hostaddr} if info.hostaddr else {})}
+
+        def knock() -> str | None:
+            try:
+                return str(self._ask("knock", _START, only)[0])
+            except StoreUnavailable:
+                return None
+
+        return knock
 
     def which(self) -> tuple[Any, ...]:
         """Return which database of which server the URL leads to."""
         return self._ask("which", _WHICH)
 
-    def _ask(self, purpose: str, question: str) -> tuple[Any, ...]:
+    def _ask(self, purpose: str, question: str, only: dict[str, Any] | None = None) -> tuple[Any, ...]:
         """Run a query on a new connection."""
-        with self.connect(purpose) as connection, self.time_limit(connection, connecting.CONNECT_TIMEOUT_S):
+        with self.connect(purpose, only) as connection, self.time_limit(connection, connecting.CONNECT_TIMEOUT_S):
             try:
                 return connection.execute(question).fetchone() or ()
             except (connecting.load().Error, OSError) as error:

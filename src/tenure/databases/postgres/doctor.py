@@ -341,4 +341,4 @@ def _foreign_key(holder: Stranger) -> Finding:
 
 CHECKS_OF_SERVER: Checks[Case] = (_connection, _tls, _keepalive, _connections, _time_outs, _durability, _replication)
 CHECKS: Checks[Case] = (*CHECKS_OF_SERVER, doctor.ttl, _tables)
-CHECKS_OF_TABLES: Checks[Case] = (_identity, doctor.namespace, _keys, doctor.members)
+CHECKS_OF_TABLES: Checks[Case] = (_identity, doctor.namespace, _keys, doctor.members, doctor.guards)

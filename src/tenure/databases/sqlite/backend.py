@@ -67,3 +67,6 @@ class SqliteBackend(Backend):
                 yield connection
             finally:
                 connection.rollback()  # what was not committed
+
+    def cut(self, connection: sqlite3.Connection) -> None:
+        connection.interrupt()
