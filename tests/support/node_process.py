@@ -107,8 +107,10 @@ class Program:
         if at_ns is not None:
             time.sleep(max(0, int(at_ns) - history.now_ns()) / 1e9)
         self.node = tenure.Node(name=self.name, **self.settings).start()
-        self.election = self.node.election(self.role)
-        self.election.on_event(self.heard)
+        # Under the lock no event comes in between: a node on SQLite may be elected within a few milliseconds.
+        with self.node._engine.lock:
+            self.election = self.node.election(self.role)
+            self.election.on_event(self.heard)
         threading.Thread(target=self.sample, args=(self.election,), daemon=True).start()
         threading.Thread(target=self.keep_writing, args=(self.election,), daemon=True).start()
         return {"pid": os.getpid()}
