@@ -274,6 +274,32 @@ def test_fenced_transaction_passes_that_holds_a_weaker_lock_as_well(postgres):
     assert numbers(url) == [1, 2]
 
 
+@pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
+def test_guard_holds_at_every_isolation_level(guarded, level):
+    url, term, connection = guarded
+    execute(url, "create table notes (n int)")
+    begin = f"set session characteristics as transaction isolation level {level}"
+    if not url.startswith("postgres"):
+        begin = f"set session transaction isolation level {level}"
+    connection.execute(begin)
+    connection.commit()
+    refused(connection, "insert into invoices values (2)")
+    # The snapshot is older than the fence.
+    connection.execute("select count(*) from notes")
+    fence(connection, term, BOUND_S)
+    connection.execute("insert into invoices values (2)")
+    connection.commit()
+    with Desk(url) as successor:
+        assert successor.end(term.member_id)
+        connection.execute("select count(*) from notes")
+        assert successor.acquire("billing")["billing"] > term.token
+        with contextlib.suppress(Fenced):
+            fence(connection, term, BOUND_S)
+        connection.rollback()
+        refused(connection, "insert into invoices values (3)")
+    assert numbers(url) == [1, 2]
+
+
 def test_two_roles_fenced_in_one_transaction_pass_for_their_tables(server_url):
     with Desk(server_url) as desk, connected(server_url) as connection:
         execute(server_url, "create table invoices (n int)", "create table reports (n int)")
@@ -307,6 +333,26 @@ def test_prepared_transaction_keeps_the_successor_out(make_postgres_server):
         connection.execute("commit prepared 'two'")
         assert new.acquire("billing")["billing"] > term.token
     assert numbers(url) == [2]
+
+
+def test_guard_of_a_promoted_replica_refuses_the_terms_of_the_old_primary(replica):
+    """The replica has the guard and the term, but lacks the end of the term."""
+    url = replica.primary.create_database()
+    name = url.rpartition("/")[2]
+    with Desk(url) as old:
+        execute(url, "create table invoices (n int)")
+        guard(url)
+        term = old.lead("billing")
+        replica.catch_up()
+        replica.primary.stop()
+    replica.promote()
+    with connected(replica.url(name)) as connection:
+        refused(connection, "insert into invoices values (1)")
+        with pytest.raises(Fenced):
+            fence(connection, term, BOUND_S)
+        connection.rollback()
+        refused(connection, "insert into invoices values (1)")
+    assert numbers(replica.url(name)) == []
 
 
 def test_successor_waits_for_an_open_write_to_a_guarded_table(guarded):

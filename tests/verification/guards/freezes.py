@@ -6,7 +6,8 @@
 
 Three processes each write while they believe that they lead; see ``writer``. The leader is frozen by SIGSTOP at a
 random moment between its look at the term and its last write. It is woken up when a successor has written. Every write
-that it begins after that is a stale attempt.
+that it begins after that is a stale attempt. A write that began before the freeze and lands after it makes a stale row,
+but is not counted as an attempt.
 
 An invoice carries the token of its writer's term. An invoice that comes after one with a higher token is stale. The
 order is that of the numbers that the table gives to its rows.
