@@ -173,6 +173,27 @@ class MariaDbServer(Child):
             for name, value in before.items():
                 self.execute(f"set global {name} = %s", value)
 
+    def replicate_from(self, primary: MariaDbServer) -> None:
+        """Follow a primary that has `log_bin`; both have a `server_id`, and no writes before this."""
+        primary.execute("create or replace user replication@'%'")
+        primary.execute("grant replication slave on *.* to replication@'%'")
+        self.execute(
+            f"change master to master_host = '{ADDRESS}', master_port = {primary.port}, master_user = 'replication', "
+            "master_use_gtid = slave_pos"
+        )
+        self.execute("start slave")
+
+    def catch_up(self, primary: MariaDbServer, timeout: float = 30) -> None:
+        """Return when everything that the primary has committed so far is here."""
+        ((position,),) = primary.execute("select @@gtid_binlog_pos")
+        if self.execute("select master_gtid_wait(%s, %s)", position, timeout) != [(0,)]:
+            raise ServerFailed(f"not replicated within {timeout:g} s: {self.execute('show slave status')}")
+
+    def promote(self) -> None:
+        """Make a replica a server of its own."""
+        self.execute("stop slave")
+        self.execute("reset slave all")
+
     def log_mark(self) -> int:
         """The end of the log as of now, for log_lines()."""
         return self.log.stat().st_size

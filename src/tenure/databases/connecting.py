@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from tenure import fork
+from tenure.databases.hosts import Hosts
 from tenure.errors import ConfigError, StoreUnavailable, TenureError
 from tenure.settings import Password, check_password
 
@@ -152,12 +153,19 @@ class Connector:
     """Opens connections to one URL. Its ``repr`` names the server, without the password."""
 
     def __init__(
-        self, parameters: dict[str, Any], ttl: float, label: str, password: Password | None, cut: Callable[[Any], None]
+        self,
+        parameters: dict[str, Any],
+        hosts: Hosts,
+        ttl: float,
+        label: str,
+        password: Password | None,
+        cut: Callable[[Any], None],
     ) -> None:
         """``cut`` is the function that cuts a connection from another thread."""
         if password is not None and "password" in parameters:
             raise ConfigError("the URL has a password, and password= gives another: leave one of them out")
         self._parameters = parameters
+        self.hosts = hosts
         self._ttl = ttl
         self._label = label
         self._password = password
@@ -180,6 +188,7 @@ class Connector:
 
     def abort(self) -> None:
         """Make every connection that is being opened fail at once, from any thread."""
+        self.hosts.abort()
         for connection in list(self._pending):
             self._cut(connection)
 

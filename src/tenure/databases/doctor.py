@@ -12,12 +12,15 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tenure.core import timing
+from tenure.databases.connecting import Connector
 from tenure.databases.guards import guarded_tables
-from tenure.errors import ConfigError, StoreUnavailable
+from tenure.databases.hosts import Host
+from tenure.errors import ConfigError, StoreUnavailable, TenureError
 from tenure.settings import NodeSettings
 from tenure.store import migrations, statements, tables
 from tenure.store.control import confirmed
@@ -133,6 +136,56 @@ def unreachable(failure: StoreUnavailable) -> Finding:
     """Return the finding that no connection could be opened."""
     remedy = "start the server, or correct the URL, the network or the password"
     return error("reachable", one_line(failure), remedy)
+
+
+def refused(check: str, refusal: TenureError) -> Finding:
+    """Return the finding that a node refuses the server. The message ends with the remedy."""
+    text, _, remedy = one_line(refusal).rpartition(": ")
+    return error(check, text, remedy)
+
+
+class HostLook(NamedTuple):
+    """What one of several hosts is."""
+
+    why_no_primary: str | None
+    """None if it takes writes."""
+    server: str
+    """Which server it leads to: two names may lead to the same."""
+
+
+def hosts(connector: Connector, look: Callable[[Host], HostLook]) -> Iterator[Finding]:
+    """Dial each host of a URL that has several, and say what it is. All at once: the dead ones take their time."""
+    named = connector.hosts.named()
+    if len(named) == 1:
+        return
+
+    def looked_at(host: Host) -> HostLook | TenureError:
+        try:
+            return look(host)
+        except TenureError as failure:
+            return failure
+        except (Failed, Gone) as failure:
+            return StoreUnavailable(str(failure))
+
+    with ThreadPoolExecutor(len(named)) as pool:
+        found = dict(zip((name for name, _ in named), pool.map(looked_at, (host for _, host in named)), strict=True))
+    primaries: dict[str, str] = {}
+    for name, seen in found.items():
+        if isinstance(seen, StoreUnavailable):
+            why = one_line(seen).removeprefix(f"cannot connect to {connector!r}: ")
+            remedy = "start it, or remove it from the URL: a new connection may wait for it for a moment"
+            yield warning("hosts", f"{name} is dead: {why}", remedy)
+        elif isinstance(seen, TenureError):
+            yield refused("hosts", seen)
+        elif seen.why_no_primary is not None:
+            yield ok("hosts", f"{name} {seen.why_no_primary}")
+        else:
+            primaries.setdefault(seen.server, name)
+            yield ok("hosts", f"{name} takes writes")
+    if len(primaries) > 1:
+        both = " and ".join(primaries.values())
+        text = f"{both} take writes: a node that reaches only one of them does not see the leader on the other"
+        yield warning("hosts", text, "stop the old primary, or make it a replica of the new one")
 
 
 def examine_server(connector: Any, session: Any, examination: Iterator[Finding]) -> Iterator[Finding]:

@@ -19,6 +19,8 @@ from urllib.parse import parse_qsl, unquote
 
 from tenure.core import timing
 from tenure.databases import connecting
+from tenure.databases.hosts import Host, Hosts, time_limit_s
+from tenure.databases.mysql import servers
 from tenure.databases.mysql.session import MySqlSession, beside, cut, load, said, wire
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.settings import Password
@@ -27,9 +29,6 @@ from tenure.tracebacks import without_locals
 
 PATIENT_S = 30.0
 """How long a statement may take before :meth:`set_statement_timeout` is called, while the tables are created."""
-OLDEST = {"MariaDB": (10, 6), "MySQL": (8, 0)}
-"""The first releases that skip locked rows and read JSON as a table."""
-
 _RANDOM_PART = "substring(uuid(), 20)"
 """The part of a server's UUIDs that it picks at random at each start."""
 _START = f"""
@@ -38,7 +37,7 @@ _START = f"""
 """
 _WHO = (
     "select connection_id(), version(), if(@@lower_case_table_names, lower(database()), database()), " + _START,
-    "show global variables where variable_name in ('read_only', 'super_read_only', 'wsrep_on')",
+    f"show global variables where variable_name in {servers.VARIABLES}",
 )
 
 PARAMETERS = {
@@ -58,24 +57,17 @@ _PLACE = re.compile(r"(?:\[(?P<six>[^\]]*)\]|(?P<host>[^:\[\]]*))(?::(?P<port>[0
 
 
 def parse_url(url: str) -> dict[str, Any]:
-    """Return the driver's arguments. No message quotes the URL, or what may be a part of a password."""
+    """Return the driver's arguments, with the first of several hosts. No message quotes what may be a password."""
     rest = url.partition("://")[2]
     address, _, query = rest.partition("?")
     authority, _, database = address.partition("/")
-    login, _, place = authority.rpartition("@")
-    found = _PLACE.fullmatch(place)
-    if found is None or not database or "/" in database or connecting.STRAY_AT.match(rest):
-        raise ConfigError(
-            "the MariaDB URL is malformed, or names no database: expected mysql://user:password@host:port/database, "
-            "special characters in user and password percent-encoded"
-        )
-    port = found["port"] or "3306"
-    if len(port) > 5 or not 1 <= int(port) <= 65535:
-        raise ConfigError("the port in the MariaDB URL must be a number from 1 to 65535")
+    login = authority.rpartition("@")[0]
+    hosts = parse_hosts(url)
+    if not database or "/" in database or connecting.STRAY_AT.match(rest):
+        raise _malformed()
     user, _, password = login.partition(":")
     told = {
-        "host": unquote(found["six"] or found["host"] or "localhost"),
-        "port": int(port),
+        **hosts[0],
         "database": unquote(database),
         **({"user": unquote(user)} if user else {}),
         **({"password": unquote(password)} if password else {}),
@@ -85,7 +77,31 @@ def parse_url(url: str) -> dict[str, Any]:
             told[name] = _parameter(name, value)
     if "ssl_ca" in told:  # naming an authority turns the checks on, as ssl={"ca": …} does
         told = {"ssl_verify_cert": True, "ssl_verify_identity": True, **told}
+    if len(hosts) > 1 and "unix_socket" in told:
+        raise ConfigError("the MariaDB URL has several hosts and a unix_socket, which is one server: leave one out")
     return told
+
+
+def parse_hosts(url: str) -> list[Host]:
+    """Return the hosts of a URL, each as arguments of the driver."""
+    authority = url.partition("://")[2].partition("?")[0].partition("/")[0]
+    hosts = []
+    for place in authority.rpartition("@")[2].split(","):
+        found = _PLACE.fullmatch(place)
+        if found is None:
+            raise _malformed()
+        port = found["port"] or "3306"
+        if len(port) > 5 or not 1 <= int(port) <= 65535:
+            raise ConfigError("the port in the MariaDB URL must be a number from 1 to 65535")
+        hosts.append({"host": unquote(found["six"] or found["host"] or "localhost"), "port": int(port)})
+    return hosts
+
+
+def _malformed() -> ConfigError:
+    return ConfigError(
+        "the MariaDB URL is malformed, or names no database: expected mysql://user:password@host:port/database, "
+        "special characters in user and password percent-encoded"
+    )
 
 
 def _parameter(name: str, value: str) -> Any:
@@ -108,22 +124,81 @@ class MySqlConnector(connecting.Connector):
 
     def __init__(self, url: str, ttl: float, label: str, password: Password | None = None) -> None:
         load()
-        super().__init__(parse_url(url), ttl, label, password, cut)
+        parameters, each = parse_url(url), parse_hosts(url)
+        names = [f"{host['host']}:{host['port']}" for host in each]
+        limit_s = parameters.get("connect_timeout", time_limit_s(ttl))
+        super().__init__(parameters, Hosts(each, names, limit_s), ttl, label, password, cut)
+        if len(each) > 1:
+            self._parameters = {"connect_timeout": limit_s, **parameters}
         self._context: Any = None
 
     def __repr__(self) -> str:
         told = self._parameters
-        at = told["unix_socket"] if "unix_socket" in told else f"{told['host']} port {told['port']}"
+        at = f"{told['host']} port {told['port']}"
+        if len(self.hosts) > 1:
+            at = ", ".join(name for name, _ in self.hosts.named())
+        if "unix_socket" in told:
+            at = told["unix_socket"]
         return f"MariaDB at {at} database {told['database']}" + (f" as {told['user']}" if "user" in told else "")
 
-    def connect(self, purpose: str, **arguments: Any) -> Any:
-        """Open a plain connection in autocommit mode; raise StoreUnavailable with a message without secrets."""
-        connection = self._dial(purpose, arguments)
+    def connect(self, purpose: str, only: Host | None = None, **arguments: Any) -> Any:
+        """Open a plain connection in autocommit mode; raise StoreUnavailable with a message without secrets.
+
+        ``only`` names one of the hosts. Without it, and with several hosts, the connection leads to one that takes
+        writes.
+        """
+        if only is None:
+            connection = self.hosts.dial(lambda host: self._dial_primary(purpose, arguments | host))
+        else:
+            connection = self._dial(purpose, arguments | only)
         if isinstance(connection, str):
             raise StoreUnavailable(f"cannot connect to {self!r}: {connection}")
         self._keep_alive(connection)
-        beside[connection] = lambda: self.connect("interrupt", connect_timeout=1)
+        beside[connection] = lambda: self.connect("interrupt", _host_of(connection), connect_timeout=1)
         return connection
+
+    def _dial_primary(self, purpose: str, arguments: dict[str, Any]) -> Any | str:
+        """Return a connection, or the reason why there is none. Where there are several hosts, refuse replicas.
+
+        A replica of MariaDB takes writes unless it is set to read_only. A node that cannot reach the primary would
+        lead there.
+        """
+        connection = self._dial(purpose, arguments)
+        if len(self.hosts) == 1 or isinstance(connection, str):
+            return connection
+        return self._first_use(connection, self._why_no_primary, said) or connection
+
+    def look(self, host: Host) -> tuple[str | None, str]:
+        """Return why one of several hosts is no primary, or None if it takes writes; and which server it is."""
+
+        def look(connection: Any) -> tuple[str | None, str]:
+            why = self._why_no_primary(connection)
+            with connection.cursor() as cursor:
+                cursor.execute(f"select {_RANDOM_PART}")
+                return why and why.partition(";")[0], str(cursor.fetchone()[0])
+
+        connection = self.connect("look", host)
+        found = self._first_use(connection, look, said)
+        connection.close()
+        return found
+
+    def _why_no_primary(self, connection: Any) -> str | None:
+        """Return why a server takes no writes, or must not be given any; None if it is a primary."""
+        with connection.cursor() as cursor:
+            cursor.execute("select version(), @@global.read_only, @@global.innodb_read_only")
+            ((version, read_only, innodb_read_only),) = cursor.fetchall()
+        told = {"read_only": str(read_only), "innodb_read_only": str(innodb_read_only)}
+        reason = servers.why_unusable(version, {}) or servers.why_no_primary(told)
+        if reason is not None:
+            return reason
+        sources = replicates_from(connection)
+        if sources is None:
+            raise ConfigError(
+                f"{self!r}: with several hosts a node must see which of them are replicas, because these take writes, "
+                f"too, and this user may not see it: grant {servers.needed_grant(version)} on *.* to it on each "
+                "server, or give a URL with one host"
+            )
+        return f"is a replica of {', '.join(sources)}" if sources else None
 
     @without_locals
     def _dial(self, purpose: str, arguments: dict[str, Any]) -> Any | str:
@@ -213,22 +288,14 @@ class MySqlConnector(connecting.Connector):
         return session
 
     def _check(self, connection: Any, pid: int, version: str, variables: dict[str, str]) -> None:
-        """Refuse a server that is too old or read-only, a cluster that takes writes on several servers, and a proxy."""
-        kind = "MariaDB" if "mariadb" in version.lower() else "MySQL"
-        numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
-        if numbers < OLDEST[kind]:
-            wanted = ".".join(map(str, OLDEST[kind]))
+        """Refuse a server that cannot be used or takes no writes, and a proxy."""
+        unusable = servers.why_unusable(version, variables)
+        if unusable is not None:
             server = repr(self).replace("MariaDB", "the server", 1)
-            raise ConfigError(f"{server} runs {kind} {version}: upgrade it to {kind} {wanted} or newer")
-        if variables.get("wsrep_on") == "ON":
-            raise ConfigError(
-                f"{self!r} is a Galera cluster, where a lock on one server does not stop writes on another: use a "
-                "single server, or PostgreSQL"
-            )
-        if "ON" in (variables.get("read_only"), variables.get("super_read_only")):
-            raise StoreUnavailable(
-                f"{self!r} is read-only, as replicas are; leaders are elected on the primary: give the primary's URL"
-            )
+            raise ConfigError(f"{server} {unusable}")
+        no_primary = servers.why_no_primary(variables)
+        if no_primary is not None:
+            raise StoreUnavailable(f"{self!r} {no_primary}")
         if connection.thread_id() != pid % 2**32:
             raise PoolerDetected(
                 f"{self!r} leads through a proxy, where a session's lock protects nothing: give Tenure the URL of the "
@@ -271,7 +338,7 @@ class MySqlConnector(connecting.Connector):
         """
         try:
             with (
-                contextlib.closing(self.connect("knock")) as connection,
+                contextlib.closing(self.connect("knock", _host_of(session.connection))) as connection,
                 self.time_limit(connection, connecting.CONNECT_TIMEOUT_S),
                 connection.cursor() as cursor,
             ):
@@ -285,3 +352,20 @@ class MySqlConnector(connecting.Connector):
 def is_encrypted(connection: Any) -> bool:
     """Whether the connection is encrypted."""
     return hasattr(wire(connection), "cipher")
+
+
+def replicates_from(connection: Any) -> list[str] | None:
+    """Return from which servers a connection's server replicates; None if the user may not see it."""
+    with connection.cursor() as cursor:
+        try:
+            cursor.execute(servers.replication_query(connection.get_server_info()))
+        except load().err.Error as error:
+            if error.args[:1] == (servers.ACCESS_DENIED,):
+                return None
+            raise
+        return servers.sources(cursor)
+
+
+def _host_of(connection: Any) -> Host:
+    """Return the host to which a connection leads."""
+    return {"host": connection.host, "port": connection.port}

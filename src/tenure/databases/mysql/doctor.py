@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tenure.databases import doctor
 from tenure.databases.connecting import is_here
 from tenure.databases.doctor import Checks, Finding, error, ok, one_line, run_checks, warning
-from tenure.databases.mysql.connect import MySqlConnector, is_encrypted
+from tenure.databases.mysql.connect import MySqlConnector, is_encrypted, replicates_from
 from tenure.databases.mysql.sentinel import UserLockSentinel
 from tenure.databases.mysql.session import MySqlSession, wire
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
@@ -38,19 +38,17 @@ class Case(doctor.ServerCase):
 def examine(settings: NodeSettings) -> Iterator[Finding]:
     """Examine the database that the settings name, as a node with these settings would find it."""
     connector = MySqlConnector(settings.url, settings.ttl, f"{settings.namespace}/{settings.name}", settings.password)
+    yield from doctor.hosts(connector, lambda host: doctor.HostLook(*connector.look(host)))
     try:
         session = connector.open("doctor")
     except PoolerDetected as refusal:
-        yield error("connection", one_line(refusal), "give the URL of the server itself")
+        yield doctor.refused("connection", refusal)
         return
     except ConfigError as refusal:
-        yield error("server", one_line(refusal), "use MariaDB 10.6 or newer, without Galera")
+        yield doctor.refused("server", refusal)
         return
     except StoreUnavailable as failure:
-        if "is read-only" in str(failure):
-            yield error("primary", one_line(failure), "give the primary's URL")
-        else:
-            yield doctor.unreachable(failure)
+        yield doctor.refused("primary", failure) if "is read-only" in str(failure) else doctor.unreachable(failure)
         return
     yield from doctor.examine_server(connector, session, _examined(settings, connector, session))
 
@@ -63,10 +61,22 @@ def _examined(settings: NodeSettings, connector: MySqlConnector, session: MySqlS
         yield ok("server", f"MariaDB {version}")
     else:
         yield warning("server", f"MySQL {version}, on which Tenure was never tested", "use MariaDB, or PostgreSQL")
-    yield ok("primary", "this server takes writes, and is not part of a Galera cluster")
+    yield _primary(session)
     round_trip_s, finding = doctor.round_trip(session)
     yield finding
     yield from run_checks(CHECKS, Case(settings, session, user, round_trip_s, connector, dict(variables.rows)))
+
+
+def _primary(session: MySqlSession) -> Finding:
+    """Say whether the server that takes writes is a primary. A URL with several hosts leads to no replica."""
+    sources = replicates_from(session.connection)
+    if not sources:
+        return ok("primary", "this server takes writes, and is not part of a Galera cluster")
+    text = (
+        f"this server takes writes, and is a replica of {', '.join(sources)}: what nodes write here is not there, and "
+        "a node whose URL names the other server does not see the leader here"
+    )
+    return warning("primary", text, "give all nodes the URL of the primary; here, set global read_only = 1")
 
 
 def _connection(case: Case) -> Iterator[Finding]:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.core import timing
 from tenure.databases import connecting
+from tenure.databases.hosts import Host, Hosts, time_limit_s
+from tenure.databases.postgres import servers
 from tenure.databases.postgres.session import PooledSession, PostgresSession, ServerProcess
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.settings import Password
@@ -32,10 +34,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tenure.postgres")
 
-OLDEST_VERSION = 140000
 DEFAULT_PORT = 5432
-HOST_TIMEOUT_S = 2
-"""How long libpq waits for each host of a list, unless the URL says otherwise. It is libpq's smallest."""
+LEAST_TIMEOUT_S = 2
+"""libpq's shortest time limit. The connector stops waiting for one of several hosts earlier, if the TTL is short."""
+ONE_HOST = {"connect_timeout": connecting.CONNECT_TIMEOUT_S}
+ONE_OF_MANY = {"connect_timeout": LEAST_TIMEOUT_S, "target_session_attrs": "primary"}
+"""What applies unless the URL says otherwise."""
 _LISTS = ("host", "hostaddr", "port")
 """The parameters in which a URL lists its hosts."""
 
@@ -77,59 +81,58 @@ def parse_url(url: str) -> dict[str, Any]:
     return parameters
 
 
+def parse_hosts(parameters: dict[str, Any], ttl: float) -> Hosts:
+    """Return the hosts that the parameters list; raise ConfigError if the lists do not match."""
+    lists = {name: str(parameters[name]).split(",") for name in _LISTS if name in parameters}
+    many = max((len(values) for name, values in lists.items() if name != "port"), default=1)
+    if any(len(values) not in ((1, many) if name == "port" else (many,)) for name, values in lists.items()):
+        counted = ", ".join(f"{name}: {len(values)}" for name, values in lists.items())
+        raise ConfigError(
+            f"the lists in the PostgreSQL URL differ in length ({counted}): give as many ports as hosts, or one for all"
+        )
+    each = [{name: values[number % len(values)] for name, values in lists.items()} for number in range(many)]
+    names = [
+        f"{host.get('host') or host.get('hostaddr') or 'localhost'}:{host.get('port') or DEFAULT_PORT}" for host in each
+    ]
+    limit_s = time_limit_s(ttl)
+    with contextlib.suppress(ValueError, OverflowError):  # which libpq refuses
+        told_s = int(float(parameters.get("connect_timeout", 0)))
+        limit_s = max(LEAST_TIMEOUT_S, told_s) if told_s > 0 else limit_s
+    return Hosts(each, names, limit_s)
+
+
 class PostgresConnector(connecting.Connector):
     """Opens connections to one URL."""
 
     def __init__(self, url: str, schema: str, ttl: float, label: str, password: Password | None = None) -> None:
-        super().__init__(parse_url(url), ttl, label, password, connecting.shut_down_socket)
+        parameters = parse_url(url)
+        hosts = parse_hosts(parameters, ttl)
+        super().__init__(parameters, hosts, ttl, label, password, connecting.shut_down_socket)
         self.dialect = postgresql(schema)
-        self._lists = {name: str(self._parameters[name]).split(",") for name in _LISTS if name in self._parameters}
-        self._hosts = max(map(len, self._lists.values()), default=1)
-        self._answered = 0
-        """The position, in the URL's list of hosts, of the one that answered last."""
 
     def __repr__(self) -> str:
         parts = {"at": "host", "port": "port", "database": "dbname", "as": "user"}
         shown = [f"{word} {self._parameters[key]}" for word, key in parts.items() if key in self._parameters]
         return " ".join(["PostgreSQL", *shown])
 
-    def connect(self, purpose: str, only: dict[str, Any] | None = None) -> psycopg.Connection[Any]:
+    def connect(self, purpose: str, only: Host | None = None) -> psycopg.Connection[Any]:
         """Open a plain connection in autocommit mode; raise StoreUnavailable with a message without secrets.
 
         ``only`` names one of the hosts, as parameters of libpq.
         """
-        connection = self._dial(purpose, self._in_order() if only is None else only)
+        connection = (
+            self.hosts.dial(lambda host: self._dial(purpose, host)) if only is None else self._dial(purpose, only)
+        )
         if isinstance(connection, str):
             raise StoreUnavailable(f"cannot connect to {self!r}: {connection}")
         # Others could read and change what is sent there, fenced writes included.
         if not (connecting.is_here(connection.info.hostaddr) or connection.pgconn.ssl_in_use):
             server = f"{connection.info.host}:{connection.info.port}"
             connecting.warn_once(server, "add sslmode=require to the URL, or better verify-full")
-        self._note_answer(connection.info.host, connection.info.port)
         return connection
 
-    def _in_order(self) -> dict[str, str]:
-        """Return the lists of hosts, with the one that answered last in front: a dead host costs its time-out.
-
-        Names stay names, which libpq resolves anew: a managed failover may move them.
-        """
-        first = self._answered
-        return {
-            name: ",".join([values[first], *values[:first], *values[first + 1 :]])
-            for name, values in self._lists.items()
-            if len(values) == self._hosts
-        }
-
-    def _note_answer(self, host: str, port: int) -> None:
-        hosts = self._lists.get("host") or self._lists.get("hostaddr", [])
-        ports = self._lists.get("port", [""])
-        for number, name in enumerate(hosts):
-            if (name, int(ports[number % len(ports)] or DEFAULT_PORT)) == (host, port):
-                self._answered = number
-                return
-
     @without_locals
-    def _dial(self, purpose: str, hosts: dict[str, Any]) -> psycopg.Connection[Any] | str:
+    def _dial(self, purpose: str, host: Host) -> psycopg.Connection[Any] | str:
         """Return a connection, or the reason why there is none.
 
         The reason is returned, not raised: an error raised here would carry the driver's error as its context, and this
@@ -138,10 +141,10 @@ class PostgresConnector(connecting.Connector):
         driver = connecting.load()
         password = connecting.present_password(self._password)
         parameters: dict[str, Any] = {
-            "connect_timeout": connecting.CONNECT_TIMEOUT_S if self._hosts == 1 else HOST_TIMEOUT_S,
+            **(ONE_HOST if len(self.hosts) == 1 else ONE_OF_MANY),
             "application_name": f"tenure {purpose} {self._label}"[:63],
             **self._parameters,
-            **hosts,
+            **host,
             **({} if password is None else {"password": password}),
             **self._client_keepalive(),
         }
@@ -160,11 +163,12 @@ class PostgresConnector(connecting.Connector):
         """Open a session for the node, with everything set that it relies on."""
         return self._first_use(self.connect(purpose), lambda connection: self._session(connection, statement_timeout_s))
 
-    def open_plain(self, purpose: str) -> PostgresSession:
-        """Open a session with the settings that server, database and role give it, on any server that answers."""
-        return self._first_use(self.connect(purpose), self._plain_session)
+    def open_plain(self, purpose: str, only: Host | None = None) -> PostgresSession:
+        """Open a session with the settings that server, database and role give it, on a standby, too."""
+        return self._first_use(self.connect(purpose, only), self._plain_session)
 
     def _plain_session(self, connection: psycopg.Connection[Any]) -> PostgresSession:
+        self._check_kind(connection)
         backend = ServerProcess(*connection.execute(_WHO).fetchone())  # type: ignore[misc]
         connection.prepare_threshold = None  # a pooler would keep what is prepared
         session = PostgresSession(connection, self.dialect, backend)
@@ -172,8 +176,9 @@ class PostgresConnector(connecting.Connector):
         return session
 
     def _session(self, connection: psycopg.Connection[Any], statement_timeout_s: float) -> PostgresSession:
+        self._check_kind(connection)
         backend = ServerProcess(*connection.execute(_WHO).fetchone())  # type: ignore[misc]
-        self._check(connection, backend)
+        self.check_primary(connection, in_recovery=backend.in_recovery)
         settings = self._settings(backend, statement_timeout_s, connection.info.server_version)
         if connection.info.backend_pid != backend.pid:
             connection.prepare_threshold = None
@@ -203,7 +208,7 @@ class PostgresConnector(connecting.Connector):
         """Return which database of which server the URL leads to."""
         return self._ask("which", _WHICH)
 
-    def _ask(self, purpose: str, question: str, only: dict[str, Any] | None = None) -> tuple[Any, ...]:
+    def _ask(self, purpose: str, question: str, only: Host | None = None) -> tuple[Any, ...]:
         """Run a query on a new connection."""
         with self.connect(purpose, only) as connection, self.time_limit(connection, connecting.CONNECT_TIMEOUT_S):
             try:
@@ -211,15 +216,19 @@ class PostgresConnector(connecting.Connector):
             except (connecting.load().Error, OSError) as error:
                 raise StoreUnavailable(f"cannot use {self!r}: {error}") from None
 
-    def _check(self, connection: psycopg.Connection[Any], backend: ServerProcess) -> None:
-        version = connection.info.server_version
-        if version < OLDEST_VERSION:
-            raise ConfigError(f"{self!r} has version {version // 10000}: upgrade the server to 14 or newer")
-        if backend.in_recovery:
-            raise StoreUnavailable(
-                f"{self!r} is a hot standby; leaders are elected on the primary: give Tenure the primary's URL, or a "
-                "URL of all hosts with target_session_attrs=read-write"
-            )
+    def _check_kind(self, connection: psycopg.Connection[Any]) -> None:
+        """Refuse a server on which no leader can be elected, by what it said when the connection was opened."""
+        info = connection.info
+        release, cockroach = info.parameter_status("server_version"), info.parameter_status("crdb_version")
+        unusable = servers.why_unusable(info.server_version, release or "", cockroach)
+        if unusable is not None:
+            raise ConfigError(f"{self!r} {unusable}")
+
+    def check_primary(self, connection: psycopg.Connection[Any], *, in_recovery: bool) -> None:
+        """Refuse a server that takes no writes."""
+        if in_recovery:
+            found = connection.execute("select pg_catalog.to_regproc('aurora_version') is not null").fetchone()
+            raise StoreUnavailable(f"{self!r} {servers.why_no_primary(aurora=found == (True,))}")
 
     def _check_pool_mode(self, connection: psycopg.Connection[Any]) -> None:
         """Refuse a pooler that may run each statement on another connection: it does not keep transactions together."""

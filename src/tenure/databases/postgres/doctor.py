@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from tenure.databases import doctor
 from tenure.databases.connecting import is_here
 from tenure.databases.doctor import Checks, Finding, error, ok, one_line, run_checks, warning
-from tenure.databases.postgres.connect import OLDEST_VERSION, PostgresConnector
+from tenure.databases.hosts import Host
+from tenure.databases.postgres.connect import PostgresConnector
 from tenure.databases.postgres.sentinel import CLASS_ID, AdvisorySentinel, Stranger, foreign_lock_holders
 from tenure.databases.postgres.session import PostgresSession
-from tenure.errors import PoolerDetected, StoreUnavailable
+from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.settings import NodeSettings
 from tenure.store.session import Step
 
@@ -56,27 +57,36 @@ def examine(settings: NodeSettings) -> Iterator[Finding]:
     """Examine the database that the settings name, as a node with these settings would find it."""
     label = f"{settings.namespace}/{settings.name}"
     connector = PostgresConnector(settings.url, settings.schema, settings.ttl, label, settings.password)
+    yield from doctor.hosts(connector, lambda host: _look(connector, host))
     try:
         plain = connector.open_plain("doctor")
+    except ConfigError as refusal:
+        yield doctor.refused("server", refusal)
+        return
     except StoreUnavailable as failure:
         yield doctor.unreachable(failure)
         return
     yield from doctor.examine_server(connector, plain, _first_looks(settings, connector, plain))
 
 
+def _look(connector: PostgresConnector, host: Host) -> doctor.HostLook:
+    """See what one of several hosts is."""
+    session = connector.open_plain("doctor", {**host, "target_session_attrs": "any"})
+    with contextlib.closing(session), connector.time_limit(session.connection, doctor.STATEMENT_TIMEOUT_S):
+        ((in_recovery, _, _),) = session.read(Step(_WHERE, {}))[0].rows
+        return doctor.HostLook("is a standby" if in_recovery else None, session.server_start)
+
+
 def _first_looks(settings: NodeSettings, connector: PostgresConnector, plain: PostgresSession) -> Iterator[Finding]:
     """Check for what a node refuses. If there is nothing, connect as a node does, and run all the checks."""
-    release = plain.connection.info.parameter_status("server_version")
-    if plain.connection.info.server_version < OLDEST_VERSION:
-        yield error("server", f"PostgreSQL {release}; Tenure needs 14 or newer", "upgrade the server")
-        return
-    yield ok("server", f"PostgreSQL {release}")
+    yield ok("server", f"PostgreSQL {plain.connection.info.parameter_status('server_version')}")
     round_trip_s, finding = doctor.round_trip(plain)
     yield finding
     ((in_recovery, user, role),) = plain.read(Step(_WHERE, {}))[0].rows
-    if in_recovery:
-        remedy = "give the primary's URL, or a URL of all hosts with target_session_attrs=read-write"
-        yield error("primary", "this is a hot standby, and leaders are elected on the primary", remedy)
+    try:
+        connector.check_primary(plain.connection, in_recovery=in_recovery)
+    except StoreUnavailable as refusal:
+        yield doctor.refused("primary", refusal)
         return
     yield ok("primary", "this server takes writes")
     try:
