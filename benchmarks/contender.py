@@ -2,6 +2,7 @@
 
 contender.py tenure ROLES     a Tenure node; prints "ready", then "lead NANOSECONDS" when it leads every role
 contender.py writer           a Tenure node that writes fenced while it leads; also prints "wrote NANOSECONDS", once
+contender.py transactions     a Tenure node that leads and then times fenced transactions; prints "took NANOSECONDS"
 contender.py floor            a bare waiter in pg_advisory_lock or GET_LOCK: the least that any crash failover can take
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -58,6 +60,22 @@ def writer() -> None:
                 say("wrote")
 
 
+def transactions() -> None:
+    import tenure
+
+    with tenure.Node(os.environ["TENURE_URL"], ttl=30) as node, node.lead("role", timeout=60) as term:
+        say("ready")
+        say("lead")
+        taken = []
+        for _ in range(20):
+            before = time.perf_counter_ns()
+            with term.transaction() as transaction:
+                transaction.execute("select 1")
+            taken.append(time.perf_counter_ns() - before)
+        print("took", round(statistics.median(taken)), flush=True)
+        sys.stdin.read()
+
+
 def floor() -> None:
     url = os.environ["TENURE_URL"]
     if url.startswith("mysql"):
@@ -89,5 +107,7 @@ if __name__ == "__main__":
         floor()
     elif sys.argv[1] == "writer":
         writer()
+    elif sys.argv[1] == "transactions":
+        transactions()
     else:
         tenure_node(int(sys.argv[2]))

@@ -4,120 +4,37 @@
 
 Crash failover is the time from ``kill -9`` of the leader to a successor that has read ``is_leader == True``. Its floor
 is a bare waiter in ``pg_advisory_lock`` (on MariaDB ``GET_LOCK``) on the same server, killed and timed in between.
-The floor of a guard is the same table without one; see ``guards``.
+The floor of a guard is the same table without one; see ``guards``. The floor of a dead host is a living one; see
+``hosts``.
 Exits with 1 if a figure misses its bound.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import timeit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import tenure  # noqa: E402
-from benchmarks import guards  # noqa: E402
+from benchmarks import guards, hosts  # noqa: E402
+from benchmarks.contenders import contenders, failover_ms, first_to_lead, floor_ms  # noqa: E402
 from tests.support.mariadb import MariaDbServer  # noqa: E402
 from tests.support.servers import PostgresServer, postgres_installations  # noqa: E402
 from tests.support.store_by_hand import execute  # noqa: E402
 
 WriterFailovers = dict[bool, list[tuple[float, float]]]
 """Milliseconds until a successor led, and until it had written, by whether the table is guarded."""
-CONTENDER = Path(__file__).with_name("contender.py")
-
-
-class Contender:
-    """One child process that waits to lead."""
-
-    def __init__(self, url: str, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(CONTENDER), *arguments],
-            env={**os.environ, "TENURE_URL": url},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.led_at_ns = 0
-
-    def ready(self) -> None:
-        self._expect("ready")
-
-    def lead(self) -> int:
-        self.led_at_ns = self._expect("lead")
-        return self.led_at_ns
-
-    def wrote(self) -> int:
-        return self._expect("wrote")
-
-    def kill(self) -> int:
-        at = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        self.process.send_signal(signal.SIGKILL)
-        return at
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream:
-                stream.close()
-
-    def _expect(self, word: str) -> int:
-        assert self.process.stdout
-        line = self.process.stdout.readline().split()
-        if not line or line[0] != word:
-            raise RuntimeError(f"a contender said {line} instead of {word!r}")
-        return int(line[1])
-
-
-@contextlib.contextmanager
-def contenders(url: str, count: int, *arguments: str) -> Iterator[list[Contender]]:
-    """Start contenders; the first of the list leads."""
-    started = [Contender(url, *arguments)]
-    try:
-        started[0].ready()
-        started[0].lead()
-        started.extend(Contender(url, *arguments) for _ in range(count - 1))
-        for contender in started[1:]:
-            contender.ready()
-        time.sleep(1.2)  # a wait slice: every member has looked at the ring as it is now
-        yield started
-    finally:
-        for contender in started:
-            contender.close()
-
-
-def first_to_lead(waiting: list[Contender]) -> Contender:
-    """Return the first of them that led. Whoever it is, only one says so."""
-    import select
-
-    readable, _, _ = select.select([c.process.stdout for c in waiting], [], [], 60)
-    first = next(c for c in waiting if c.process.stdout in readable)
-    first.lead()
-    return first
-
-
-def failover_ms(url: str, nodes: int, roles: int = 1) -> float:
-    with contenders(url, nodes, "tenure", str(roles)) as cluster:
-        killed_at = cluster[0].kill()
-        return (first_to_lead(cluster[1:]).led_at_ns - killed_at) / 1e6
-
-
-def floor_ms(url: str) -> float:
-    with contenders(url, 2, "floor") as pair:
-        killed_at = pair[0].kill()
-        return (pair[1].lead() - killed_at) / 1e6
 
 
 def writer_failover_ms(url: str, *, guarded: bool) -> tuple[float, float]:
@@ -217,6 +134,15 @@ class Report:
             times = f"{cost.ratio:.2f}" if what != "bulk" else f"{cost.ratio:.3f}"
             self.add(f"guard, {name}", f"{cost.more_us:.1f} µs more", f"{cost.p95_more_us:.1f} µs more", times, bound)
 
+    def dead_hosts(self, where: str, found: dict[str, hosts.Found]) -> None:
+        up = found.pop("all hosts up")
+        least, quickest = statistics.median(up.failovers_ms), statistics.median(up.transactions_ms)
+        self.samples(f"crash failover, {where}, all hosts up", up.failovers_ms, None, None)
+        self.samples(f"fenced transaction, {where}, all hosts up", up.transactions_ms, None, None)
+        for what, one in found.items():
+            self.samples(f"crash failover, {where}, {what}", one.failovers_ms, 2 * least, least)
+            self.samples(f"fenced transaction, {where}, {what}", one.transactions_ms, quickest + 50, quickest)
+
     def add(self, what: str, median: str, p95: str, ratio: str, bound: tuple[str, bool] | None) -> None:
         kept = "" if bound is None else ("yes" if bound[1] else "NO")
         self.rows.append(
@@ -288,6 +214,8 @@ def main() -> int:
 
     measure_postgres(report, options.rounds)
     measure_mariadb(report, options.rounds)
+    report.dead_hosts("PostgreSQL", hosts.on_postgres(options.rounds))
+    report.dead_hosts("MariaDB", hosts.on_mariadb(options.rounds))
     sqlite = []
     for _ in range(options.rounds):
         with tempfile.TemporaryDirectory() as directory:

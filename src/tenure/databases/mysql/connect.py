@@ -147,6 +147,7 @@ class MySqlConnector(connecting.Connector):
         ``only`` names one of the hosts. Without it, and with several hosts, the connection leads to one that takes
         writes.
         """
+        self._prepare_encryption()
         if only is None:
             connection = self.hosts.dial(lambda host: self._dial_primary(purpose, arguments | host))
         else:
@@ -227,21 +228,27 @@ class MySqlConnector(connecting.Connector):
             return connecting.without_secrets({**told, "password": password}, said(error))
 
     def _encryption(self, told: dict[str, Any]) -> Any:
-        """Replace the TLS arguments by one context, which is created once: creating it takes longer than connecting.
+        """Replace the TLS arguments by one context.
 
         Return the context that the driver would use by itself if it prefers TLS and the URL says nothing; else None.
         """
         mine = {name: told.pop(name) for name in list(told) if name.startswith("ssl_")}
         disabled = mine.get("ssl_disabled") or "unix_socket" in told
-        if not disabled and self._context is None:
-            try:
-                self._context = getattr(load().connect(**mine, defer_connect=True), "ctx", None)
-            except (OSError, ValueError) as error:  # ssl.SSLError is one
-                files = ", ".join(f"{name}={value}" for name, value in mine.items() if name in _FILES)
-                given = files or f"without {', '.join(_FILES)}"
-                raise ConfigError(f"TLS cannot be used as the MariaDB URL says ({given}): {error}") from None
         told["ssl" if mine and not disabled else "ssl_disabled"] = self._context if mine and not disabled else True
         return None if mine or disabled else self._context
+
+    @without_locals
+    def _prepare_encryption(self) -> None:
+        """Create the context once, before any host is dialled: that takes longer than connecting."""
+        mine = {name: value for name, value in self._parameters.items() if name.startswith("ssl_")}
+        if self._context is not None or mine.get("ssl_disabled") or "unix_socket" in self._parameters:
+            return
+        try:
+            self._context = getattr(load().connect(**mine, defer_connect=True), "ctx", None)
+        except (OSError, ValueError) as error:  # ssl.SSLError is one
+            files = ", ".join(f"{name}={value}" for name, value in mine.items() if name in _FILES)
+            given = files or f"without {', '.join(_FILES)}"
+            raise ConfigError(f"TLS cannot be used as the MariaDB URL says ({given}): {error}") from None
 
     def _keep_alive(self, connection: Any) -> None:
         """Let the system notice a lost network; warn once if the connection is not encrypted."""
