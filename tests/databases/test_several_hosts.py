@@ -128,6 +128,18 @@ def test_closing_a_node_does_not_wait_for_dead_hosts(frozen_host):
     assert time.monotonic() - before < 30
 
 
+def test_several_poolers_lead_to_the_primary(postgres_server, postgres_url, make_pgbouncer):
+    """A pooler may not report whether its server is a standby; then libpq asks."""
+    poolers = [make_pgbouncer(postgres_server, pool_mode="transaction") for _ in range(2)]
+    database = postgres_url.rpartition("/")[2]
+    places = ",".join(pooler.through(postgres_url).partition("@")[2].partition("/")[0] for pooler in poolers)
+    url = f"postgresql://postgres@{places}/{database}"
+    poolers[0].kill()
+    with tenure.Node(url) as node, node.lead("r", timeout=30) as term, term.transaction() as transaction:
+        assert transaction.execute("select 1").fetchone() == (1,)
+        assert node.mode == "lease"
+
+
 @pytest.mark.parametrize(
     ("rest", "complaint"),
     [

@@ -27,8 +27,8 @@ def doctor(
     """Check whether nodes can work on the database.
 
     If they cannot, it says what to do. Run it before you deploy, with the URL and the database user of the nodes, and
-    when a node does not join. It finds poolers, missing privileges, unsuitable server settings and slow answers. It
-    creates and changes nothing in the database.
+    when a node does not join. It finds dead hosts, poolers, missing privileges, unsuitable server settings and slow
+    answers. It creates and changes nothing in the database.
 
     The exit code is 0 if no check fails, and 2 if one fails.
 
