@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 import tenure
+from tenure.databases.postgres import servers
 from tenure.databases.postgres.connect import PostgresConnector
 from tenure.databases.postgres.servers import why_unusable
 from tenure.errors import ConfigError, StoreUnavailable
@@ -158,6 +159,7 @@ def test_lists_of_the_url_must_match(rest, complaint):
 ASK = {
     "postgresql": """
 import sys
+from tenure.databases.postgres import servers
 from tenure.databases.postgres.connect import PostgresConnector
 connector = PostgresConnector(sys.argv[1], "tenure", 10.0, "tests")
 for _ in sys.stdin:
@@ -241,6 +243,17 @@ def test_servers_are_known_by_what_they_say(version, release, cockroach, refusal
     said = why_unusable(version, release, cockroach)
     assert (said is None) == (refusal is None)
     assert refusal is None or refusal in said
+
+
+def test_refusal_reaches_nodes_and_the_doctor(postgres_url, monkeypatch):
+    """By a server whose version is called too old: none of the others is to be had."""
+    monkeypatch.setattr(servers, "OLDEST_VERSION", 990000)
+    with pytest.raises(ConfigError, match=r"has version \d+: upgrade the server"):
+        tenure.Node(postgres_url).start()
+    visit = Visit(postgres_url)
+    assert (visit.levels["server"], visit.remedies["server"]) == ("error", "upgrade the server to 14 or newer")
+    visit = Visit(postgres_url.replace("127.0.0.1", "localhost:1,127.0.0.1"))
+    assert visit.levels["hosts"] == "error"
 
 
 def test_reader_of_aurora_is_refused_by_name(replica):
