@@ -16,7 +16,7 @@ import os
 import signal
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,6 +52,12 @@ def frozen(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+def turned(kinds: Iterable[str], number: int) -> list[str]:
+    """Return the kinds in another order each round: a new database keeps the server busy for a while."""
+    order = list(kinds)
+    return order[number % len(order) :] + order[: number % len(order)]
+
+
 def with_first(url: str, host: str) -> str:
     login, _, rest = url.partition("@")
     return f"{login}@{host},{rest}"
@@ -74,12 +80,10 @@ def on_postgres(rounds: int) -> dict[str, Found]:
         for number in range(rounds):
             url = primary.create_database(f"hosts{number}")
             replica.catch_up()
-            living = with_first(url, f"{replica.listen}:{replica.port}")
-            found[UP].sample(living, within)
-            with frozen(replica.pid):
-                found[FROZEN].sample(living, within)
-            if DROPPED in found:
-                found[DROPPED].sample(with_first(url, f"{networks.SERVER_ADDRESS}:{replica.port}"), within)
+            for what in turned(found, number):
+                address = networks.SERVER_ADDRESS if what == DROPPED else replica.listen
+                with frozen(replica.pid) if what == FROZEN else contextlib.nullcontext():
+                    found[what].sample(with_first(url, f"{address}:{replica.port}"), within)
     return found
 
 
@@ -93,13 +97,12 @@ def on_mariadb(rounds: int) -> dict[str, Found]:
         )
         replica.replicate_from(primary)
         primary.execute("grant slave monitor on *.* to tenure@'%'")
-        for _ in range(rounds):
-            url = primary.create_database()
+        for number in range(rounds):
+            url = with_first(primary.create_database(), f"127.0.0.1:{replica.port}")
             replica.catch_up(primary)
-            living = with_first(url, f"127.0.0.1:{replica.port}")
-            found[UP].sample(living)
-            with frozen(replica.pid):
-                found[FROZEN].sample(living)
+            for what in turned(found, number):
+                with frozen(replica.pid) if what == FROZEN else contextlib.nullcontext():
+                    found[what].sample(url)
     return found
 
 
