@@ -13,7 +13,7 @@
 #   make torture MINUTES=30 TAKEOVER=strict              DATABASE=postgres, mariadb or sqlite; SEED= for a plan again
 
 PYTHON  ?= python3
-WORKERS ?= 3
+WORKERS ?= 5
 SEEDS   ?= 10000
 MINUTES ?= 3
 KILLS ?= 200
@@ -32,15 +32,19 @@ FILES := $(if $(filter async,$(FACADE)),$(HEART:%=tests/%.py))
 # What another version of a server could do differently.
 NEW_ON_OTHER_VERSIONS := (wheel and not (claims or cli or fuzz)) or (mariadb and (cli_run or fork or test_node or upgrade))
 
-# On a machine with two cores, three workers may leave a test too little time for a lease of a second. So a test that
+# On a machine with two cores, five workers may leave a test too little time for a lease of a second. So a test that
 # fails beside others is run again alone, and has to pass then. The log shows both runs.
 ALONE := WORKERS=0 AGAIN=1
+
+# `make check` has run the tests that compute already, beside the torture.
+ORDINARY := -m 'not computing and not long and not frameworks and not harness'
+MARKED   := -m '(long or frameworks or harness) and not computing'
 
 BIN   := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo screens unit test check simulate explore torture kills forgotten bench lint format types wheel docs clean system-packages
+.PHONY: help demo screens unit test check computing simulate explore torture kills forgotten bench lint format types wheel docs clean system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-16s %s\n", $$1, $$2 }' Makefile
@@ -59,18 +63,20 @@ test: system-packages $(READY) ## run the tests, on every database that this mac
 		$(if $(AGAIN),--last-failed --last-failed-no-failures none) $(if $(findstring tests/,$(ARGS)),,$(FILES))
 
 check: ## run everything that a change must pass
-	$(MAKE) lint
-	$(MAKE) types
-	$(MAKE) unit
-	$(MAKE) wheel
-	$(MAKE) test || $(MAKE) test $(ALONE)
-	$(MAKE) test ARGS="-m 'long or frameworks or harness'" || \
-		$(MAKE) test $(ALONE) ARGS="-m 'long or frameworks or harness'"
+	$(MAKE) lint system-packages
+	$(BIN)/python scripts/beside.py "$(MAKE) torture MINUTES=3" "nice -n 19 $(MAKE) computing"
+	$(MAKE) test ARGS="$(ORDINARY)" || $(MAKE) test $(ALONE) ARGS="$(ORDINARY)"
+	$(MAKE) test ARGS="$(MARKED)" || $(MAKE) test $(ALONE) ARGS="$(MARKED)"
 	$(MAKE) test FACADE=async COVERAGE=1 || $(MAKE) test $(ALONE) FACADE=async
 	$(MAKE) test VERSIONS=all ARGS="-k '$(NEW_ON_OTHER_VERSIONS)'" || \
 		$(MAKE) test $(ALONE) VERSIONS=all ARGS="-k '$(NEW_ON_OTHER_VERSIONS)'"
-	$(MAKE) torture MINUTES=3
 	$(MAKE) demo
+
+# The torture mostly waits. This has what it leaves of the processors.
+computing: ## check the types and the wheel, and run every test that computes rather than waits
+	$(MAKE) types
+	$(MAKE) wheel
+	$(MAKE) test WORKERS=2 ARGS="--dist load -m computing"
 
 simulate: $(READY) ## run SEEDS simulated histories with faults, or the one of SEED again
 	$(BIN)/python -m tests.verification.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tests.support import facades
+from tests.support import facades, groups
 from tests.support import network as networks
 from tests.support.mariadb import NO_MARIADB, MariaDbServer, mariadb_program
 from tests.support.poolers import PgBouncer, pgbouncer_program
@@ -34,7 +34,7 @@ PRESENT = INSTALLATIONS if os.environ.get("VERSIONS") == "all" else INSTALLATION
 OTHER_POSTGRES = {f"postgres-{one.id}": one for one in PRESENT[1:]}
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Make the tests independent of where they were started.
 
     A developer's PGHOST or TENURE_URL must not lead a test, or a process that it starts, elsewhere. And what nohup, or
@@ -49,6 +49,7 @@ def pytest_configure() -> None:
     os.environ["SSL_CERT_FILE"] = ""
     work_in_memory()
     facades.install()
+    config.pluginmanager.register(groups)
 
 
 MEMORY = Path("/dev/shm")
@@ -73,9 +74,25 @@ LONG_ON_MARIADB = {"api", "cli", "cluster", "manual", "schedule"}
 """Folders whose tests on MariaDB count as long: `databases`, `fence` and `store` show what is special there."""
 
 
+HERE = Path(__file__).resolve().parent
+COMPUTING = (
+    "architecture/",
+    "unit/",
+    "verification/exploration/",
+    "verification/mutations/",
+    "verification/simulation/",
+)
+"""Folders whose tests compute all the time. The others mostly wait: for leases, due times and processes."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the MariaDB kind of those files out, or to the long tests, so that the ordinary suite stays short."""
+    """Mark the tests that compute, and leave the MariaDB kind of some files out, or to the long tests."""
+    for one in items:
+        if one.path.is_relative_to(HERE) and one.path.relative_to(HERE).as_posix().startswith(COMPUTING):
+            one.add_marker(pytest.mark.computing)
+            # One worker begins with all of these, and the others with tests that wait: so nobody waits for a processor.
+            one.add_marker(pytest.mark.xdist_group("computing"))
     if os.environ.get("VERSIONS") == "all":
         return
     for one in items:
