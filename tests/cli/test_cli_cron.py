@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import tenure
+from tests.cli.test_cli import Answer
 from tests.support.run_processes import PATIENCE_S, TENURE
 from tests.support.schedules import unaccounted
 from tests.support.store_by_hand import until
@@ -23,7 +24,7 @@ ROUNDS = int(os.environ.get("RUN_ROUNDS", "6"))
 
 
 def tenure_(*arguments, url="", **options):
-    """Run a command to its end; return the finished process."""
+    """Run a command to its end, in a process; return the finished process."""
     environment = {**os.environ, **({"TENURE_URL": url} if url else {})}
     command = [*TENURE, *map(str, arguments)]
     return subprocess.run(
@@ -61,10 +62,10 @@ def test_crontab_runs_its_commands_at_their_due_times(sqlite_url, tmp_path, mach
     crontab = tmp_path / "crontab"
     crontab.write_text(f"* * * * * echo no >{tmp_path}/no  # minutely\n@hourly true # other\n")
     process = machine("--file", crontab, url=sqlite_url)
-    until(lambda: "minutely" in tenure_("jobs", url=sqlite_url).stdout, "the jobs are known")
-    assert tenure_("trigger", "minutely", url=sqlite_url).returncode == 0
+    until(lambda: "minutely" in Answer("jobs", url=sqlite_url).out, "the jobs are known")
+    assert Answer("trigger", "minutely", url=sqlite_url).code == 0
     until((tmp_path / "no").exists, "the command has run")
-    until(lambda: "done" in tenure_("runs", "minutely", url=sqlite_url).stdout, "the run is recorded")
+    until(lambda: "done" in Answer("runs", "minutely", url=sqlite_url).out, "the run is recorded")
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
 
@@ -72,8 +73,8 @@ def test_crontab_runs_its_commands_at_their_due_times(sqlite_url, tmp_path, mach
 def test_command_finds_its_run_in_the_environment(sqlite_url, tmp_path, machine):
     script = f"env | grep ^TENURE_ | sort >{tmp_path}/env.new; mv {tmp_path}/env.new {tmp_path}/env"
     machine("--name", "show", "--role", "night", "0 0 1 1 *", "--", "sh", "-c", script, url=sqlite_url)
-    until(lambda: "show" in tenure_("jobs", url=sqlite_url).stdout, "the job is known")
-    tenure_("trigger", "show", url=sqlite_url)
+    until(lambda: "show" in Answer("jobs", url=sqlite_url).out, "the job is known")
+    Answer("trigger", "show", url=sqlite_url)
     until((tmp_path / "env").exists, "the command has run")
     found = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
     assert (found["TENURE_JOB"], found["TENURE_ROLE"], found["TENURE_TOKEN"]) == ("show", "night", "1")
@@ -82,14 +83,14 @@ def test_command_finds_its_run_in_the_environment(sqlite_url, tmp_path, machine)
 
 def test_command_that_fails_is_recorded_with_its_exit_code(sqlite_url, machine):
     machine("--name", "bad", "0 0 1 1 *", "--", "sh", "-c", "exit 3", url=sqlite_url, stderr=subprocess.DEVNULL)
-    until(lambda: "bad" in tenure_("jobs", url=sqlite_url).stdout, "the job is known")
-    tenure_("trigger", "bad", url=sqlite_url)
-    until(lambda: "failed: exit code 3" in tenure_("runs", "bad", url=sqlite_url).stdout, "the record")
+    until(lambda: "bad" in Answer("jobs", url=sqlite_url).out, "the job is known")
+    Answer("trigger", "bad", url=sqlite_url)
+    until(lambda: "failed: exit code 3" in Answer("runs", "bad", url=sqlite_url).out, "the record")
 
 
 def test_crontabs_that_differ_are_warned_of(sqlite_url, tmp_path, machine):
     machine("--name", "a", "--node", "one", "0 0 1 1 *", "--", "true", url=sqlite_url)
-    until(lambda: "cron" in tenure_("status", url=sqlite_url).stdout, "a leader")
+    until(lambda: "cron" in Answer("status", url=sqlite_url).out, "a leader")
     with (tmp_path / "log").open("w") as log:
         second = machine("--name", "b", "--node", "two", "0 0 1 1 *", "--", "true", url=sqlite_url, stderr=log)
     with tenure.Registry(sqlite_url) as registry:
@@ -107,7 +108,7 @@ def test_commands_never_overlap_and_no_due_time_runs_twice_on_four_machines(post
     chance, machines = random.Random(15), {}
     for number in range(1, 5):
         machines[number] = machine("--node", f"m{number}", *crontab, url=postgres_url)
-    until(lambda: "tick" in tenure_("jobs", url=postgres_url).stdout, "the job is known")
+    until(lambda: "tick" in Answer("jobs", url=postgres_url).out, "the job is known")
     with tenure.Registry(postgres_url) as registry:
         for number in range(5, 5 + ROUNDS):
             registry.trigger("tick")
@@ -136,7 +137,7 @@ kill $child
     crontab = tmp_path / "crontab"
     crontab.write_text("".join(f"@yearly exec sh {script} # {job}\n" for job in ("one", "two")))
     machine("--file", crontab, url=sqlite_url, stderr=subprocess.DEVNULL)
-    until(lambda: "two" in tenure_("jobs", url=sqlite_url).stdout, "the jobs are known")
+    until(lambda: "two" in Answer("jobs", url=sqlite_url).out, "the jobs are known")
     with tenure.Registry(sqlite_url) as registry:
         families = []
         for job in ("one", "two"):
@@ -242,20 +243,20 @@ def test_bad_input_is_one_clear_line(sqlite_url, arguments, words):
 
 def test_jobs_and_runs_are_shown_as_tables_and_as_json(sqlite_url, machine):
     machine("--name", "tick", "0 0 1 1 *", "--", "true", url=sqlite_url)
-    until(lambda: "tick" in tenure_("jobs", url=sqlite_url).stdout, "the job is known")
-    assert tenure_("pause", "tick", "--reason", "a test", url=sqlite_url).stdout == "tick: paused\n"
-    assert "paused: a test" in tenure_("jobs", url=sqlite_url).stdout
-    assert tenure_("resume", "tick", url=sqlite_url).returncode == 0
-    (job,) = json.loads(tenure_("jobs", "--json", url=sqlite_url).stdout)
+    until(lambda: "tick" in Answer("jobs", url=sqlite_url).out, "the job is known")
+    assert Answer("pause", "tick", "--reason", "a test", url=sqlite_url).out == "tick: paused\n"
+    assert "paused: a test" in Answer("jobs", url=sqlite_url).out
+    assert Answer("resume", "tick", url=sqlite_url).code == 0
+    (job,) = json.loads(Answer("jobs", "--json", url=sqlite_url).out)
     assert (job["job"], job["role"], job["spec"], job["paused"]) == ("tick", "cron", "cron 0 0 1 1 * UTC", None)
     assert job["next_due"].endswith("-01-01T00:00:00+00:00")
-    tenure_("trigger", "tick", url=sqlite_url)
-    until(lambda: '"done"' in tenure_("runs", "--json", url=sqlite_url).stdout, "a run")
-    (run,) = json.loads(tenure_("runs", "--json", url=sqlite_url).stdout)
+    Answer("trigger", "tick", url=sqlite_url)
+    until(lambda: '"done"' in Answer("runs", "--json", url=sqlite_url).out, "a run")
+    (run,) = json.loads(Answer("runs", "--json", url=sqlite_url).out)
     assert (run["job"], run["outcome"], run["attempt"]) == ("tick", "done", 0)
 
 
 def test_nothing_to_show_is_said(sqlite_url):
     with tenure.Node(sqlite_url):
-        assert "has no jobs" in tenure_("jobs", url=sqlite_url).stderr
-        assert "has no runs" in tenure_("runs", url=sqlite_url).stderr
+        assert "has no jobs" in Answer("jobs", url=sqlite_url).err
+        assert "has no runs" in Answer("runs", url=sqlite_url).err

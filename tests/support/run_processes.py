@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tenure.registry import Registry
+from tests.support import starter
 
 TENURE = [sys.executable, "-m", "tenure"]
 PATIENCE_S = 60.0
@@ -40,13 +40,13 @@ wait
 
 
 class Runner:
-    """One process of ``tenure run``."""
+    """One process of ``tenure run``, by a fork: what the start itself can get wrong is tested with TENURE."""
 
     def __init__(
-        self, *arguments: str | Path, url: str = "", environment: dict[str, str] | None = None, **popen: Any
+        self, *arguments: str | Path, url: str = "", environment: dict[str, str] | None = None, **options: Any
     ) -> None:
         settings = {**({"TENURE_URL": url} if url else {}), **(environment or {})}
-        self.process = subprocess.Popen([*TENURE, "run", *map(str, arguments)], env={**os.environ, **settings}, **popen)
+        self.process = starter.start("tenure", "run", *map(str, arguments), env={**os.environ, **settings}, **options)
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
