@@ -64,7 +64,7 @@ test: system-packages $(READY) ## run the tests, on every database that this mac
 
 check: ## run everything that a change must pass
 	$(MAKE) lint system-packages
-	$(BIN)/python scripts/beside.py "$(MAKE) torture MINUTES=3" "nice -n 19 $(MAKE) computing"
+	$(BIN)/python scripts/at_once.py "$(MAKE) torture MINUTES=3" "nice -n 19 $(MAKE) computing"
 	$(MAKE) test ARGS="$(ORDINARY)" || $(MAKE) test $(ALONE) ARGS="$(ORDINARY)"
 	$(MAKE) test ARGS="$(MARKED)" || $(MAKE) test $(ALONE) ARGS="$(MARKED)"
 	$(MAKE) test FACADE=async COVERAGE=1 || $(MAKE) test $(ALONE) FACADE=async

@@ -1,4 +1,4 @@
-"""Runs commands beside each other: python scripts/beside.py "make torture" "make types".
+"""Runs commands at once: python scripts/at_once.py "make torture" "make types".
 
 The output of a command is printed in one piece when it has ended. If one of them fails, the others run to their end,
 and the last line names those that failed.
