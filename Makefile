@@ -106,8 +106,9 @@ format: $(READY) ## mend what lint can mend by itself
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: $(READY) ## check the types
+types: $(READY) ## check the types, also those of the examples and of the public interface
 	$(BIN)/mypy
+	$(BIN)/pyright
 
 wheel: $(READY) ## build the wheel, install it into an empty environment, and elect a leader there
 	scripts/wheel-check

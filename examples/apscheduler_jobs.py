@@ -16,7 +16,7 @@ scheduler = BackgroundScheduler(timezone="UTC")
 
 
 @scheduler.scheduled_job("interval", seconds=1, id="report")
-def report():
+def report() -> None:
     run = current_run()
     with run.transaction() as transaction:  # marks the run as done: what is written here is written exactly once
         transaction.execute("select 1")

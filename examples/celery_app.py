@@ -8,7 +8,7 @@ The beats elect one of them on the database of TENURE_URL. The broker here is a 
 
 import os
 
-from celery import Celery
+from celery import Celery, Task
 
 app = Celery("celery_app", broker=os.environ.get("BROKER_URL", "sqla+sqlite:///celery_app.db"))
 app.conf.update(
@@ -19,6 +19,6 @@ app.conf.update(
 
 
 @app.task(name="report", bind=True)
-def report(self):
+def report(self: Task) -> None:
     """Say which run this is: the moment at which it was due, and the term of the beat that sent it."""
     print(f"report of {self.request.tenure_due}, sent under token {self.request.tenure_token}", flush=True)

@@ -12,6 +12,7 @@ from django.db import connection, transaction
 from django.http import JsonResponse
 from django.urls import path
 
+from tenure import Term
 from tenure.integrations.django import get_node, leader_only, start
 
 if not settings.configured:
@@ -20,7 +21,7 @@ if not settings.configured:
     settings.configure(DEBUG=True, DATABASES={"default": database}, ROOT_URLCONF="django_app", **apps)
 
 
-def tick(term):
+def tick(term: Term) -> None:
     while not term.wait_lost(timeout=1):
         with transaction.atomic(), connection.cursor() as cursor:
             term.fence(connection)  # what follows commits only if this term is still the latest

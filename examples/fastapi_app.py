@@ -15,7 +15,7 @@ node = tenure.AsyncNode()  # the database of TENURE_URL
 
 
 @node.leader_only("scheduler")
-async def scheduler(term):  # cancelled when this replica leads no more
+async def scheduler(term: tenure.AsyncTerm) -> None:  # cancelled when this replica leads no more
     while True:
         await term.ensure()  # waits while the database is restarted
         async with term.transaction() as transaction:  # refused by the database if another has taken over
@@ -29,10 +29,10 @@ app.mount("/tenure", health(node))  # /tenure/healthz, /tenure/readyz, /tenure/l
 
 
 @app.get("/")
-async def query():
+async def query() -> dict[str, str]:
     return {"answered by": node.name}
 
 
 @app.post("/schedules")  # 503 on the others, with the leader's name
-async def change(term: Annotated[tenure.AsyncTerm, Depends(term_of(node, "scheduler"))]):
+async def change(term: Annotated[tenure.AsyncTerm, Depends(term_of(node, "scheduler"))]) -> dict[str, int]:
     return {"changed under token": term.token}

@@ -11,7 +11,7 @@ node = tenure.AsyncNode()  # the database of TENURE_URL
 
 
 @node.leader_only("scheduler")
-async def scheduler(term):  # cancelled when this replica leads no more
+async def scheduler(term: tenure.AsyncTerm) -> None:  # cancelled when this replica leads no more
     while True:
         await term.ensure()  # waits while the database is restarted
         async with term.transaction() as transaction:  # refused by the database if another has taken over
@@ -21,7 +21,7 @@ async def scheduler(term):  # cancelled when this replica leads no more
 
 
 @node.everywhere
-async def answers():
+async def answers() -> None:
     while True:
         print(f"{node.name}: answering", flush=True)
         await asyncio.sleep(1)

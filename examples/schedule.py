@@ -9,12 +9,12 @@ schedule = tenure.Schedule(zone="Europe/Paris")
 
 
 @schedule.every("1 s")
-def tick(run):
+def tick(run: tenure.Run) -> None:
     print(f"{run.due:%H:%M:%S} under token {run.term.token}, {run.missed} missed", flush=True)
 
 
 @schedule.cron("30 2 * * *", delivery="at-least-once", within="6 h")
-def invoices(run):
+def invoices(run: tenure.Run) -> None:
     with run.transaction() as transaction:  # committed together with the mark that the run is done
         transaction.execute("select 1")
 

@@ -9,7 +9,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from tenure.campaign import Campaign, ElectionT
 from tenure.election import HAND_OVER_S, Election
@@ -19,23 +19,21 @@ from tenure.engine.engine import Engine
 from tenure.errors import ConfigError, NodeClosed
 from tenure.events import Deposed, Event, LeaderChanged
 from tenure.internals import holding_of
-from tenure.settings import NodeSettings, Password, check_callback, check_name, check_stop_within, node_settings
+from tenure.services.host import BaseServiceHost
+from tenure.settings import Mode, NodeSettings, Password, Start, Takeover, check_callback, check_name, node_settings
 from tenure.stats import NodeStats, stats_of
 from tenure.term import BaseTerm, Term
 from tenure.tracebacks import without_locals
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
-    from tenure.services.service import ServiceInfo
-    from tenure.services.supervisor import Supervisor
+    from tenure.settings import NodeOptions
 
 log = logging.getLogger("tenure.node")
 
-S = TypeVar("S")
 
-
-class BaseNode(abc.ABC, Generic[ElectionT]):
+class BaseNode(BaseServiceHost, abc.ABC, Generic[ElectionT]):
     """What :class:`Node` and :class:`AsyncNode` have in common."""
 
     @without_locals
@@ -47,13 +45,13 @@ class BaseNode(abc.ABC, Generic[ElectionT]):
         namespace: str | None = None,
         ttl: float | None = None,
         renew_every: float | None = None,
-        takeover: str = "instant",
-        mode: str = "auto",
+        takeover: Takeover = "instant",
+        mode: Mode = "auto",
         direct_url: str | None = None,
         password: Password | None = None,
         schema: str = "tenure",
         metadata: Mapping[str, Any] | None = None,
-        start: str = "raise",
+        start: Start = "raise",
     ) -> None:
         """Check the settings; do not connect yet.
 
@@ -92,15 +90,13 @@ class BaseNode(abc.ABC, Generic[ElectionT]):
             metadata=metadata,
             start=start,
         )
+        super().__init__(Engine(settings, self._happened))
         self._elections: dict[str, ElectionT] = {}
-        self._campaigns: set[str] = set()
         self._callbacks: list[Callable[[Event], object]] = []
-        self._engine = Engine(settings, self._happened)
-        self._supervisor: Supervisor | None = None
 
     @classmethod
     @without_locals
-    def from_engine(cls, engine: Any, **settings: Any) -> Self:
+    def from_engine(cls, engine: Any, **settings: Unpack[NodeOptions]) -> Self:
         """Create a node for the database of SQLAlchemy's ``engine`` (an Engine or AsyncEngine).
 
         The node uses the engine's URL and ``connect_args=`` for its own connections; it never takes a connection from
@@ -193,96 +189,6 @@ class BaseNode(abc.ABC, Generic[ElectionT]):
             if not candidacy.of_services:
                 candidacy.stand()
         return self._elections[role]
-
-    def leader_only(
-        self,
-        role: str,
-        *services: Any,
-        name: str | None = None,
-        on_failure: str = "restart",
-        on_stuck: str = "log",
-        start_within: float = 30.0,
-        stop_within: float | None = None,
-        drain_within: float = 10.0,
-    ) -> Any:
-        """Run services here while this node leads ``role``. Without services it is a decorator that adds one.
-
-        A service is a coroutine function, which is cancelled to stop it; a plain function, which runs in a thread,
-        takes the term and returns when ``term.wait_lost()`` is True; or an object with ``start()`` and ``stop()``.
-        They are started in order when this node is elected, and stopped in reverse order when the term is over: on
-        ``resign()`` and ``close()`` before the role is released. Call this before the node is started.
-
-        Args:
-            role: the role to lead.
-            services: what to run.
-            name: the name of the service in logs and metrics; by default, that of the function or class.
-            on_failure: what to do when a service fails to start, raises or returns: ``restart`` it, after a pause
-                that grows, or ``resign``.
-            on_stuck: what to do when a service has not stopped in time: ``log`` it and go on, or ``exit``, which ends
-                the process.
-            start_within: seconds for a ``start()``.
-            stop_within: seconds for all services of the role to stop when it is lost, a quarter of the TTL by
-                default. The node stops trusting its lease that much earlier. The largest value of all services counts.
-            drain_within: seconds for all of them to stop on ``resign()`` and ``close()``, before the role is released.
-
-        Raises:
-            ConfigError: for something that is not a service, and for times that leave too little of the TTL.
-        """
-        if callable(role):
-            raise ConfigError('name the role that is to be led: @node.leader_only("scheduler")')
-        role = check_name("role", role)
-        kept_back = check_stop_within(self._settings.ttl / 4 if stop_within is None else stop_within, self._settings)
-        return self._add_services(
-            *(services, role, name),
-            on_failure=on_failure,
-            on_stuck=on_stuck,
-            start_within=start_within,
-            stop_within=None if stop_within is None else kept_back,
-            drain_within=drain_within,
-        )
-
-    def everywhere(
-        self, *services: Any, name: str | None = None, start_within: float = 30.0, drain_within: float = 10.0
-    ) -> Any:
-        """Run services while the node runs, leader or not. Without services it is a decorator that adds one.
-
-        They are started before those of :meth:`leader_only` and stopped after them. A plain function takes an event
-        ``stop`` and returns when it is set; one that fails or returns is started again, after a pause that grows.
-        """
-        return self._add_services(services, None, name, start_within=start_within, drain_within=drain_within)
-
-    def services(self) -> list[ServiceInfo]:
-        """Return the services of this node as they are now, in the order in which they are started."""
-        return self._supervisor.infos() if self._supervisor is not None else []
-
-    def _add_services(self, services: tuple[Any, ...], role: str | None, name: str | None, **settings: Any) -> Any:
-        """Add services and return the first; without services, return a decorator that adds one."""
-        from tenure.services.service import service  # noqa: PLC0415
-        from tenure.services.supervisor import Supervisor  # noqa: PLC0415 - loads an event loop
-
-        if name is not None and len(services) > 1:
-            raise ConfigError(
-                f"name={name!r} is for a single service, but {len(services)} were given: add them one by one"
-            )
-
-        def add(target: S) -> S:
-            if self._engine.state != "new":
-                raise ConfigError(f"node {self.name!r} was already started: add services before start()")
-            if self._settings.mode == "lock" and getattr(target, "_leader_only", False):
-                raise ConfigError("mode='lock' keeps no record of runs, so a schedule cannot work: use mode='hybrid'")
-            if self._supervisor is None:
-                self._supervisor = Supervisor(self._engine)
-            candidacy = None if role is None else self._engine.candidacy(role)
-            self._supervisor.add(service(target, name, {"leader_only": role is not None, **settings}), candidacy)
-            self._engine.reserve_stop_time(self._supervisor.stop_within)
-            if role is not None:
-                self._campaigns.add(role)
-                self._engine.assign_lock(role, None)
-            return target
-
-        for target in services:
-            add(target)
-        return services[0] if services else add
 
     @abc.abstractmethod
     def _make_election(self, candidacy: Candidacy) -> ElectionT: ...

@@ -19,7 +19,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 from tenure.core import timing
 from tenure.errors import ConfigError
@@ -33,14 +33,32 @@ MAX_WRITTEN = 200
 MIN_BOUND_S = 0.1
 MIN_RENEW_EVERY_S = 0.05  # also the time limit of a statement, where 0 would mean no limit
 MAX_TIMEOUT_S = 365 * 86400.0  # the system's waits can count to that
-TAKEOVERS = ("instant", "strict")
-MODES = ("auto", "hybrid", "lease", "lock")
-STARTS = ("raise", "wait")
 YES = ("1", "true", "yes", "on")
 NO = ("0", "false", "no", "off")
 
+Takeover = Literal["instant", "strict"]
+Mode = Literal["auto", "hybrid", "lease", "lock"]
+Start = Literal["raise", "wait"]
 Password = str | Callable[[], str]
 """A password, or a function without arguments that returns the current one."""
+
+
+T = TypeVar("T")
+
+
+class NodeOptions(TypedDict, total=False):
+    """The settings of a node besides its database."""
+
+    name: str | None
+    namespace: str | None
+    ttl: float | None
+    renew_every: float | None
+    takeover: Takeover
+    mode: Mode
+    direct_url: str | None
+    schema: str
+    metadata: Mapping[str, Any] | None
+    start: Start
 
 
 @dataclass(frozen=True)
@@ -55,11 +73,11 @@ class NodeSettings:
     namespace: str
     ttl: float
     renew_every: float
-    takeover: str
-    mode: str
+    takeover: Takeover
+    mode: Mode
     schema: str
     metadata: str
-    start: str
+    start: Start
 
     @property
     def database(self) -> str:
@@ -81,11 +99,11 @@ def node_settings(
     namespace: str | None = None,
     ttl: float | None = None,
     renew_every: float | None = None,
-    takeover: str = "instant",
-    mode: str = "auto",
+    takeover: Takeover = "instant",
+    mode: Mode = "auto",
     schema: str = "tenure",
     metadata: Mapping[str, Any] | None = None,
-    start: str = "raise",
+    start: Start = "raise",
 ) -> NodeSettings:
     """Return the settings, or raise ConfigError with the wrong value and the remedy."""
     checked_ttl = _ttl(ttl)
@@ -97,11 +115,11 @@ def node_settings(
         namespace=_named("namespace", namespace, "default"),
         ttl=checked_ttl,
         renew_every=_renew_every(renew_every, checked_ttl),
-        takeover=check_choice("takeover", takeover, TAKEOVERS),
-        mode=check_choice("mode", mode, MODES),
+        takeover=check_choice("takeover", takeover, get_args(Takeover)),
+        mode=check_choice("mode", mode, get_args(Mode)),
         schema=check_schema(schema),
         metadata=_metadata(metadata),
-        start=check_choice("start", start, STARTS),
+        start=check_choice("start", start, get_args(Start)),
     )
     _check_together(settings)
     return settings
@@ -361,7 +379,7 @@ def _number(what: str, value: object) -> float:
     return number
 
 
-def check_choice(what: str, value: str, allowed: tuple[str, ...]) -> str:
+def check_choice(what: str, value: T, allowed: tuple[T, ...]) -> T:
     """Return the value if it is one of those allowed, or raise ConfigError with the list of them."""
     if value not in allowed:
         raise ConfigError(f"{what}={short_repr(value)} must be one of {', '.join(map(repr, allowed))}")

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tenure.errors import ConfigError
 from tenure.schedule.due_times import SECOND_US, DueTimes, moment
@@ -32,15 +32,15 @@ class Job:
     function: Callable[..., Any]
     due_times: DueTimes
     zone: tzinfo
-    missed: str = "once"
+    missed: Missed = "once"
     within: float | None = None
     """How late a run may begin; None if there is no limit."""
-    overlap: str = "skip"
-    delivery: str = "at-most-once"
+    overlap: Overlap = "skip"
+    delivery: Delivery = "at-most-once"
     attempts: int = 1
     timeout: float | None = None
     jitter: float = 0.0
-    on_handover: str = "interrupt"
+    on_handover: OnHandover = "interrupt"
 
     @property
     def repeats(self) -> bool:
@@ -75,20 +75,20 @@ def make_job(
     zone: tzinfo,
     *,
     name: str | None = None,
-    missed: str = "once",
+    missed: Missed = "once",
     within: Duration | None = None,
-    overlap: str = "skip",
-    delivery: str = "at-most-once",
+    overlap: Overlap = "skip",
+    delivery: Delivery = "at-most-once",
     attempts: object = 1,
     timeout: Duration | None = None,
     jitter: Duration = 0,
-    on_handover: str = "interrupt",
+    on_handover: OnHandover = "interrupt",
 ) -> Job:
     """Return a job, or raise ConfigError for options that cannot work."""
-    check_choice("missed", missed, ("once", "each", "skip"))
-    check_choice("overlap", overlap, ("skip", "wait"))
-    check_choice("delivery", delivery, ("at-most-once", "at-least-once"))
-    check_choice("on_handover", on_handover, ("interrupt", "finish"))
+    check_choice("missed", missed, get_args(Missed))
+    check_choice("overlap", overlap, get_args(Overlap))
+    check_choice("delivery", delivery, get_args(Delivery))
+    check_choice("on_handover", on_handover, get_args(OnHandover))
     job_name = _name(function, name)
     if missed == "each" and within is None:
         raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
@@ -89,7 +89,7 @@ class Run:
         """
         return RunTransaction(self)
 
-    def finish(self, connection: Any) -> Coroutine[Any, Any, None] | None:
+    def finish(self, connection: Any) -> Any:
         """Fence the transaction of your own connection, and mark this run as done in it; see :meth:`transaction`.
 
         In a coroutine, ``await`` it.

@@ -13,8 +13,9 @@ from tenure.schedule.jobs import Delivery, Job, Missed, OnHandover, Overlap, mak
 
 if TYPE_CHECKING:
     from tenure.aio.term import AsyncTerm
+    from tenure.schedule.run import Run
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound="Callable[[Run], object]")
 
 MOST_WORKERS = 1000
 LONGEST_DRAIN_S = 86400.0

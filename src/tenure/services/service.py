@@ -15,10 +15,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from tenure.aio.call import is_async
 from tenure.errors import ConfigError
+from tenure.services.kinds import OnFailure, OnStuck
 from tenure.settings import check_choice, check_name, check_seconds
 
 
@@ -48,13 +49,13 @@ class Service:
     start_within: float
     drain_within: float
     stop_within: float | None = None
-    on_failure: str = "restart"
-    on_stuck: str = "log"
+    on_failure: OnFailure = "restart"
+    on_stuck: OnStuck = "log"
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a target that cannot be started, or cannot be asked to stop."""
-        check_choice("on_failure", self.on_failure, ("restart", "resign"))
-        check_choice("on_stuck", self.on_stuck, ("log", "exit"))
+        check_choice("on_failure", self.on_failure, get_args(OnFailure))
+        check_choice("on_stuck", self.on_stuck, get_args(OnStuck))
         check_seconds("start_within", self.start_within)
         check_seconds("drain_within", self.drain_within)
         if not self.leader_only and getattr(self.target, "_leader_only", False):

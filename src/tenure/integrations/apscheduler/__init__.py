@@ -15,7 +15,7 @@ due. So no run is made twice, whatever the state of a replica or its job store. 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, get_args
 
 from tenure import AsyncNode, ConfigError, Node
 from tenure.integrations import extra
@@ -28,11 +28,16 @@ with extra("apscheduler"):
 
 from tenure.integrations.apscheduler.run import current_run
 from tenure.integrations.apscheduler.scheduler import Leading, Paused, PausedOnLoop
+from tenure.schedule.jobs import Delivery
 from tenure.schedule.run import AlreadyRan, NotDone, Run
+from tenure.settings import check_choice
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tenure.services.kinds import LeaderPolicy
 
 __all__ = ["AlreadyRan", "NotDone", "Run", "current_run", "leader_only"]
-
-DELIVERIES = ("at-most-once", "at-least-once")
 
 
 def leader_only(
@@ -40,9 +45,9 @@ def leader_only(
     node: Node | AsyncNode,
     role: str = "scheduler",
     *,
-    delivery: str = "at-most-once",
+    delivery: Delivery = "at-most-once",
     catch_up: int = 100,
-    **options: Any,
+    **options: Unpack[LeaderPolicy],
 ) -> None:
     """Let ``scheduler`` work only while ``node`` leads ``role``. Call it before the node is started.
 
@@ -61,16 +66,15 @@ def leader_only(
     Raises:
         ConfigError: for a scheduler, an executor or a job that cannot be used.
     """
-    if delivery not in DELIVERIES:
-        raise ConfigError(f"delivery={delivery!r} must be one of {', '.join(map(repr, DELIVERIES))}")
+    check_choice("delivery", delivery, get_args(Delivery))
     if catch_up < 1:
         raise ConfigError(f"catch_up={catch_up!r} must be a whole number above 0")
     _check(scheduler, node)
     leading = Leading(scheduler, role, catch_up, repeats=delivery == "at-least-once")
     paused = PausedOnLoop(scheduler) if isinstance(scheduler, AsyncIOScheduler) else Paused(scheduler)
-    name = options.pop("name", f"apscheduler-{role}")
+    name = options.setdefault("name", f"apscheduler-{role}")
     node.everywhere(paused, name=name)
-    node.leader_only(role, leading, name=name, **options)
+    node.leader_only(role, leading, **options)
     leading.take_over()
 
 

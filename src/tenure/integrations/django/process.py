@@ -12,12 +12,25 @@ import functools
 import inspect
 import logging
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, overload
 
 from django.db import connections
 
 from tenure import ConfigError, Node, NodeClosed, fork
 from tenure.integrations.django.conf import node_arguments
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tenure.services.kinds import (
+        EverywherePolicy,
+        EverywhereService,
+        EverywhereServiceT,
+        LeaderPolicy,
+        LeaderService,
+        LeaderServiceT,
+    )
 
 log = logging.getLogger("tenure.django")
 
@@ -120,6 +133,16 @@ def stop() -> None:
             starter.join(0.05)
 
 
+@overload
+def leader_only(
+    role: str, service: LeaderServiceT, /, *more: LeaderService, **policy: Unpack[LeaderPolicy]
+) -> LeaderServiceT: ...
+
+
+@overload
+def leader_only(role: str, **policy: Unpack[LeaderPolicy]) -> Callable[[LeaderServiceT], LeaderServiceT]: ...
+
+
 def leader_only(role: str, *services: Any, **policy: Any) -> Any:
     """Register services that run only while this process leads ``role``, in processes that called :func:`start`.
 
@@ -128,6 +151,16 @@ def leader_only(role: str, *services: Any, **policy: Any) -> Any:
     of that thread are closed when the function has ended.
     """
     return _register("leader_only", (role,), services, policy)
+
+
+@overload
+def everywhere(
+    service: EverywhereServiceT, /, *more: EverywhereService, **policy: Unpack[EverywherePolicy]
+) -> EverywhereServiceT: ...
+
+
+@overload
+def everywhere(**policy: Unpack[EverywherePolicy]) -> Callable[[EverywhereServiceT], EverywhereServiceT]: ...
 
 
 def everywhere(*services: Any, **policy: Any) -> Any:
