@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -347,6 +348,78 @@ def test_a_service_that_dies_is_started_again_under_the_same_term(host):
     assert set(tokens) == {1}
     assert node.services()[0].failures >= 2  # raised once, and returned: that is a death, too
     assert node.services()[0].error in ("failed: ValueError('a bug')", "returned")
+
+
+def test_a_service_that_has_finished_is_started_again_only_in_the_next_term(host, caplog):
+    caplog.set_level(logging.INFO, "tenure.services")
+    node, starts = host(), []
+
+    async def import_rates(term):
+        starts.append(("import_rates", term.token))
+
+    def clean_up(term):
+        starts.append(("clean_up", term.token))
+
+    node.leader_only("r", import_rates, clean_up, on_return="done")
+    node.leader_only("r", function([], "last"))
+    node.start()
+    until(lambda: node.states() == {"import_rates": "done", "clean_up": "done", "last": "running"}, "both are done")
+    assert [info.failures for info in node.services()] == [0, 0, 0]
+    assert sorted(starts) == [("clean_up", 1), ("import_rates", 1)]
+    until(lambda: "import_rates returned" in caplog.text, "the log says so")
+    [said] = [record for record in caplog.records if "import_rates returned" in record.message]
+    assert said.message.endswith("service import_rates returned; it is done until the next term (on_return='done')")
+    assert said.levelno == logging.INFO
+    node.resign("r")
+    until(lambda: sorted(starts[2:]) == [("clean_up", 2), ("import_rates", 2)], "both run again in the next term")
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "tokens"),
+    [
+        (
+            {},
+            r"starting it again in \d.\d s \(on_failure='restart'\); if it has finished, set on_return='done'",
+            [1, 1],
+        ),
+        ({"on_failure": "resign", "on_return": "restart"}, r"starting it again in .* \(on_return='restart'\)", [1, 1]),
+        ({"on_return": "resign"}, r"resigning \(on_return='resign'\)", [1, 2]),
+        (
+            {"on_failure": "resign"},
+            r"resigning \(on_failure='resign'\); if it has finished, set on_return='done'",
+            [1, 2],
+        ),
+    ],
+)
+def test_what_a_return_leads_to_is_what_the_log_says(host, caplog, options, words, tokens):
+    node, found = host(), []
+
+    async def returns(term):
+        found.append(term.token)
+        if len(found) > 1:
+            await anyio.sleep_forever()
+
+    node.leader_only("r", returns, **options)
+    node.start()
+    until(lambda: found == tokens, "started again")  # which comes after the log
+    [said] = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert re.search(f"service returns returned; {words}$", said)
+    assert node.services()[0].failures == 1
+
+
+def test_on_return_does_not_change_what_a_failure_leads_to(host):
+    node, tokens = host(), []
+
+    async def fails(term):
+        tokens.append(term.token)
+        if len(tokens) == 1:
+            raise OSError("no route")
+
+    node.leader_only("r", fails, on_return="done")
+    node.start()
+    until(lambda: node.states() == {"fails": "done"}, "started again after its failure")
+    assert tokens == [1, 1]
+    assert node.services()[0].failures == 1
 
 
 def test_a_service_that_waits_for_another_one_costs_nothing(host, monkeypatch):
@@ -898,6 +971,8 @@ def test_the_log_of_a_closed_node_and_the_history_give_the_same_reason(host, cap
         (generator, {}, "service 'generator' is a generator, and Tenure does not iterate it"),
         (lambda: None, {}, "which only the function itself can end: let it take `term`"),
         (lambda term: term, {"on_failure": "retry"}, "on_failure='retry' must be one of 'restart', 'resign'"),
+        (lambda term: term, {"on_return": "stop"}, "on_return='stop' must be one of None, 'restart', 'done', 'resign'"),
+        (Thing("mailer", []), {"on_return": "done"}, "which does not return: leave on_return='done' out"),
         (lambda term: term, {"on_stuck": "kill"}, "on_stuck='kill' must be one of 'log', 'exit'"),
         (lambda term: term, {"start_within": 0}, "start_within=0 must be a number of seconds above 0"),
         (lambda term: term, {"drain_within": "x"}, "drain_within='x' must be a number of seconds"),

@@ -51,6 +51,7 @@ node.leader_only("reports", with_a_stop)  # wrong: type-var
 node.leader_only("reports", Unstoppable())  # wrong: call-overload
 node.leader_only("reports", with_a_term, "reports")  # wrong: call-overload
 node.leader_only("reports", with_a_term, on_failure="ignore")  # wrong: call-overload
+node.leader_only("reports", with_a_term, on_return="stop")  # wrong: call-overload
 node.leader_only("reports", with_a_term, on_stuck="kill")  # wrong: call-overload
 node.leader_only("reports", with_a_term, stopwithin=3)  # wrong: call-overload
 node.leader_only(with_a_term)  # wrong: call-overload

@@ -41,7 +41,7 @@ METRICS: tuple[tuple[type[GaugeMetricFamily | CounterMetricFamily], str, tuple[s
     (GaugeMetricFamily, "tenure_seconds_since_leader_seen", ROLE,
      "Seconds since the node last saw a leader of the role, even itself; if never, since it became a candidate."),
     (GaugeMetricFamily, "tenure_service_up", SERVICE,
-     "1 while the service runs. A service of a role runs on the leader only."),
+     "1 while the service runs or is done. A service of a role runs on the leader only."),
     (CounterMetricFamily, "tenure_service_failures", SERVICE,
      "How often the service failed to start, raised or returned."),
     (CounterMetricFamily, "tenure_runs", (*JOB, "outcome"),
@@ -146,5 +146,5 @@ class Page:
                 self._add("tenure_runs", (*of_job, outcome), count)
         for service in services:
             names = (*node, service.role or "", service.name)
-            self._add("tenure_service_up", names, service.state == "running")
+            self._add("tenure_service_up", names, service.state in ("running", "done"))
             self._add("tenure_service_failures", names, service.failures)

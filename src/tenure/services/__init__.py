@@ -26,4 +26,7 @@ service has ended. ``on_stuck="exit"`` ends the process, from a thread that no e
 a part of it still runs. The node then resigns in any case, because it must not lead a role that it cannot serve. The
 node also pauses after a term that was given up within a second, so that a service which resigns in its own ``start()``
 does not cause a hundred terms a second.
+
+**A service that returns.** That is a failure, unless ``on_return`` says otherwise. ``on_return="done"`` means that it
+has finished: the node goes on leading, and starts the service again in its next term.
 """

@@ -15,7 +15,7 @@ from tenure.clock import now
 from tenure.core.timing import NEVER
 from tenure.engine.candidacy import Lease
 from tenure.engine.engine import Engine
-from tenure.services.runner import ServiceRunner
+from tenure.services.runner import RETURNED, ServiceRunner
 from tenure.services.service import Arguments
 
 log = logging.getLogger("tenure.services")
@@ -109,7 +109,7 @@ class ServiceGroup(abc.ABC):
             for runner in self.runners:
                 reason = runner.check()
                 if reason is not None:
-                    self._failed(runner, reason)
+                    self._ended(runner, reason)
             held_up = False
             look_at = NEVER
             for runner in self.runners:
@@ -121,18 +121,26 @@ class ServiceGroup(abc.ABC):
                 # A failed service that is held up is checked when the service before it is running.
                 if runner.state != "failed" or not held_up:
                     look_at = min(look_at, runner.look_at)
-                held_up = held_up or runner.state != "running"
+                held_up = held_up or runner.state not in ("running", "done")
             await self._rest(look_at)
 
-    def _failed(self, runner: ServiceRunner, reason: str) -> None:
-        """Log that a service failed; it is started again when it is due."""
-        pause = max(0.0, runner.due - now())
-        text = f"service {runner.service.name} {reason}; starting it again in {pause:.1f} s"
-        self.log(logging.ERROR, text, runner, reason=reason, exc_info=runner.cause)
+    def _ended(self, runner: ServiceRunner, reason: str) -> None:
+        """Log that a service failed or returned; it is started again when it is due."""
+        self._log_end(runner, reason, f"starting it again in {max(0.0, runner.due - now()):.1f} s")
+
+    def _log_end(self, runner: ServiceRunner, reason: str, remedy: str) -> None:
+        """Log how a service ended and what is done about it, and which option says so if it returned."""
+        text = f"service {runner.service.name} {reason}; {remedy}"
+        if reason == RETURNED and runner.service.on_return is not None:
+            text += f" (on_return={runner.service.on_return!r})"
+        elif reason == RETURNED and self.role is not None:
+            text += f" (on_failure={runner.service.on_failure!r}); if it has finished, set on_return='done'"
+        level = logging.INFO if runner.remedy == "done" else logging.ERROR
+        self.log(level, text, runner, reason=reason, exc_info=runner.cause)
 
     def _cannot_restart(self, runner: ServiceRunner) -> None:
         """Handle a service that is due to start again while a part of it still runs."""
-        self._failed(runner, runner.fail(STILL_RUNS))
+        self._ended(runner, runner.fail(STILL_RUNS))
 
     async def _stop(self, deadline: Deadline) -> list[ServiceRunner]:
         """Stop all services, in reverse order, each with its share of the time; return those that are stuck."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from tenure.engine.engine import Engine
 from tenure.errors import ConfigError
-from tenure.services.kinds import EverywhereServiceT, LeaderServiceT, OnFailure, OnStuck
+from tenure.services.kinds import EverywhereServiceT, LeaderServiceT, OnFailure, OnReturn, OnStuck
 from tenure.settings import check_name, check_stop_within
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class BaseServiceHost:
         *services: Any,
         name: str | None = None,
         on_failure: OnFailure = "restart",
+        on_return: OnReturn | None = None,
         on_stuck: OnStuck = "log",
         start_within: float = 30.0,
         stop_within: float | None = None,
@@ -57,8 +58,11 @@ class BaseServiceHost:
             role: the role to lead.
             services: what to run.
             name: the name of the service in logs and metrics; by default, that of the function or class.
-            on_failure: what to do when a service fails to start, raises or returns: ``restart`` it, after a pause
-                that grows, or ``resign``.
+            on_failure: what to do when a service fails to start or raises: ``restart`` it, after a pause that grows,
+                or ``resign``.
+            on_return: what to do when a function returns before the term is over: ``restart`` it or ``resign``, as
+                after a failure; or ``done``: it has finished, and is started again in the next term. By default, the
+                node does what ``on_failure`` says.
             on_stuck: what to do when a service has not stopped in time: ``log`` it and go on, or ``exit``, which ends
                 the process.
             start_within: seconds for a ``start()``.
@@ -78,6 +82,7 @@ class BaseServiceHost:
         return self._add_services(
             *(services, role, name),
             on_failure=on_failure,
+            on_return=on_return,
             on_stuck=on_stuck,
             start_within=start_within,
             stop_within=None if stop_within is None else kept_back,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     EverywhereService: TypeAlias = Callable[[], Running] | Callable[[threading.Event], None] | "ServiceObject"
 
 OnFailure = Literal["restart", "resign"]
+OnReturn = Literal["restart", "done", "resign"]
 OnStuck = Literal["log", "exit"]
 
 LeaderServiceT = TypeVar("LeaderServiceT", bound="LeaderService")
@@ -55,5 +56,6 @@ class LeaderPolicy(EverywherePolicy, total=False):
     """The options of ``leader_only()``."""
 
     on_failure: OnFailure
+    on_return: OnReturn | None
     on_stuck: OnStuck
     stop_within: float | None

@@ -185,18 +185,17 @@ class LeaderServices(ServiceGroup):
             self.log(logging.WARNING, text, token=term.token, reason=term.reason)
             self._give_up()
 
-    def _failed(self, runner: ServiceRunner, reason: str) -> None:
-        if runner.service.on_failure == "resign":
-            self._resign_because(runner, reason, runner.cause)
+    def _ended(self, runner: ServiceRunner, reason: str) -> None:
+        if runner.remedy == "resign":
+            self._log_end(runner, reason, "resigning")
+            self._give_up()
+        elif runner.remedy == "done":
+            self._log_end(runner, reason, "it is done until the next term")
         else:
-            super()._failed(runner, reason)
+            super()._ended(runner, reason)
 
     def _cannot_restart(self, runner: ServiceRunner) -> None:
-        self._resign_because(runner, STILL_RUNS)
-
-    def _resign_because(self, runner: ServiceRunner, reason: str, cause: BaseException | None = None) -> None:
-        text = f"service {runner.service.name} {reason}; resigning"
-        self.log(logging.ERROR, text, runner, reason=reason, exc_info=cause)
+        self._log_end(runner, STILL_RUNS, "resigning")
         self._give_up()
 
     def _give_up(self) -> None:

@@ -13,10 +13,12 @@ from tenure.aio.call import Call
 from tenure.clock import now
 from tenure.core.backoff import Backoff
 from tenure.core.timing import NEVER
+from tenure.services.kinds import OnReturn
 from tenure.services.service import Arguments, Service
 
 ALIVE_EVERY_S = 1.0
 ALIVE_WITHIN_S = 10.0
+RETURNED = "returned"
 LOOK_EVERY_S = 0.1
 """Seconds between two checks while a service is stopping: the time left for it may shrink."""
 
@@ -33,9 +35,11 @@ class ServiceRunner:
     ) -> None:
         """Begin on standby. ``wake`` is called when the group should check this runner."""
         self.service = service
-        self.state = "standby"
+        self.state: str = "standby"
         self.failures = 0
         self.error: str | None = None
+        self.remedy: OnReturn = service.on_failure
+        """What to do about its last end."""
         self.cause: BaseException | None = None
         """What the service raised when it last failed."""
         self.due = 0.0
@@ -83,10 +87,10 @@ class ServiceRunner:
         return self.idle
 
     def check(self) -> str | None:
-        """Return why the service failed, if it has failed since the last check."""
+        """Return how the service ended, if it has failed or returned since the last check."""
         if self.state in ("starting", "running") and self.run is not None and self.run.over:
             error = self.run.error
-            return self.fail("returned" if error is None else str(error), error.__cause__ if error else None)
+            return self._returned() if error is None else self.fail(str(error), error.__cause__)
         if self.state in ("warming", "starting") and now() >= self.look_at:
             return self.fail(f"did not start within {self.service.start_within:g} s")
         return None
@@ -112,6 +116,7 @@ class ServiceRunner:
 
     def fail(self, reason: str, cause: BaseException | None = None) -> str:
         """Record that the service failed, and when to start it again."""
+        self.remedy = self.service.on_failure
         self.cause = cause
         self.due = self._restart.ended(self._started_at, now())
         self.failures += 1
@@ -120,6 +125,15 @@ class ServiceRunner:
         # A start that hangs may still end; then stop() must follow.
         if not self._to_stop.done():
             self._to_stop.set_result(None)
+        return reason
+
+    def _returned(self) -> str:
+        if self.service.on_return == "done":
+            self.cause = None
+            self.remedy = self.state = "done"
+            return RETURNED
+        reason = self.fail(RETURNED)
+        self.remedy = self.service.on_return or self.service.on_failure
         return reason
 
     # What runs

@@ -7,7 +7,8 @@
                          ``warm()`` is called on standbys, so that a start takes milliseconds; ``alive()`` is called
                          every second, and False means that the service has died
 
-A function that returns has failed, like one that raises: a node must not lead with nothing running.
+A function that returns has failed, like one that raises, because a node must not lead with nothing running. With
+``on_return="done"`` it has finished, for this term.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, get_args
 
 from tenure.aio.call import is_async
 from tenure.errors import ConfigError
-from tenure.services.kinds import OnFailure, OnStuck
+from tenure.services.kinds import OnFailure, OnReturn, OnStuck
 from tenure.settings import check_choice, check_name, check_seconds
 
 
@@ -28,8 +29,9 @@ class ServiceInfo:
     """A service of this node, as it is at this moment.
 
     ``state`` is ``standby`` (not wanted here now), ``warming``, ``starting``, ``running``, ``failed`` (it is started
-    again soon), ``stopping`` or ``stuck`` (it did not stop in time). ``role`` is None for a service that runs
-    everywhere. ``failures`` counts from the start of the node; ``error`` describes the last failure.
+    again soon), ``done`` (it has finished for this term), ``stopping`` or ``stuck`` (it did not stop in time). ``role``
+    is None for a service that runs everywhere. ``failures`` counts from the start of the node; ``error`` describes the
+    last failure.
     """
 
     name: str
@@ -50,11 +52,14 @@ class Service:
     drain_within: float
     stop_within: float | None = None
     on_failure: OnFailure = "restart"
+    on_return: OnReturn | None = None
+    """What to do when a function returns; None if that is a failure like any other."""
     on_stuck: OnStuck = "log"
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a target that cannot be started, or cannot be asked to stop."""
         check_choice("on_failure", self.on_failure, get_args(OnFailure))
+        check_choice("on_return", self.on_return, (None, *get_args(OnReturn)))
         check_choice("on_stuck", self.on_stuck, get_args(OnStuck))
         check_seconds("start_within", self.start_within)
         check_seconds("drain_within", self.drain_within)
@@ -63,6 +68,11 @@ class Service:
         if self.is_object:
             if inspect.isclass(self.target):
                 raise ConfigError(f"service {self.name!r} is a class: give an object of it, {self.name}()")
+            if self.on_return is not None:
+                raise ConfigError(
+                    f"service {self.name!r} is an object with start() and stop(), which does not return: leave "
+                    f"on_return={self.on_return!r} out, or give a function"
+                )
         elif not callable(self.target):
             raise ConfigError(f"service {self.target!r} must be a function, or an object with start() and stop()")
         elif inspect.isgeneratorfunction(self.target) or inspect.isasyncgenfunction(self.target):
