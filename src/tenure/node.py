@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic
 
 from tenure.campaign import Campaign, ElectionT
+from tenure.databases.backend import Backend, backend_for
 from tenure.election import HAND_OVER_S, Election
 from tenure.engine.callbacks import CallbackThread
 from tenure.engine.candidacy import Candidacy
@@ -35,6 +36,8 @@ log = logging.getLogger("tenure.node")
 
 class BaseNode(BaseServiceHost, abc.ABC, Generic[ElectionT]):
     """What :class:`Node` and :class:`AsyncNode` have in common."""
+
+    _make_backend: Callable[[NodeSettings], Backend] = staticmethod(backend_for)
 
     @without_locals
     def __init__(
@@ -90,7 +93,7 @@ class BaseNode(BaseServiceHost, abc.ABC, Generic[ElectionT]):
             metadata=metadata,
             start=start,
         )
-        super().__init__(Engine(settings, self._happened))
+        super().__init__(Engine(settings, self._happened, self._make_backend))
         self._elections: dict[str, ElectionT] = {}
         self._callbacks: list[Callable[[Event], object]] = []
 

@@ -19,7 +19,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
 
 from tenure.core import timing
 from tenure.errors import ConfigError
@@ -45,20 +45,21 @@ Password = str | Callable[[], str]
 
 T = TypeVar("T")
 
+if TYPE_CHECKING:
 
-class NodeOptions(TypedDict, total=False):
-    """The settings of a node besides its database."""
+    class NodeOptions(TypedDict, total=False):
+        """The settings of a node besides its database."""
 
-    name: str | None
-    namespace: str | None
-    ttl: float | None
-    renew_every: float | None
-    takeover: Takeover
-    mode: Mode
-    direct_url: str | None
-    schema: str
-    metadata: Mapping[str, Any] | None
-    start: Start
+        name: str | None
+        namespace: str | None
+        ttl: float | None
+        renew_every: float | None
+        takeover: Takeover
+        mode: Mode
+        direct_url: str | None
+        schema: str
+        metadata: Mapping[str, Any] | None
+        start: Start
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,7 @@ class BaseTerm:
     def _bound(self, bound: float | None) -> float:
         if not self._engine.has_tokens:
             raise ConfigError(NOT_FENCEABLE)
+        self._engine.backend.check_fence()
         return self._engine.ttl if bound is None else check_bound(bound)
 
     @contextlib.contextmanager

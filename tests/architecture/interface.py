@@ -18,6 +18,7 @@ from pathlib import Path
 import click
 
 import tenure
+from tenure import testing
 from tenure.cli import COMMANDS, main
 from tenure.store import job_statements, statements
 
@@ -32,6 +33,8 @@ def lines() -> Iterator[str]:
         yield from _thing(f"tenure.{name}", getattr(tenure, name))
     for name in sorted(tenure.manual.__all__):
         yield from _thing(f"tenure.manual.{name}", getattr(tenure.manual, name))
+    for name in sorted(testing.__all__):
+        yield from _thing(f"tenure.testing.{name}", getattr(testing, name))
     yield "\n# Command line"
     for name in sorted(COMMANDS):
         command = main.get_command(click.Context(main), name)

@@ -106,6 +106,14 @@ RULES = {
         DRIVERS | FRAMEWORKS,
         never=SQL_OR_PROTOCOL,
     ),
+    "testing": Rule(
+        {
+            *("aio", "aio.node", "core", "databases", "election", "engine", "internals", "node", "schedule"),
+            *("settings", "store", "term", *VALUES),
+        },
+        DRIVERS | FRAMEWORKS | LOOPS,
+        never=SQL,
+    ),
     # All that the command line needs beyond public names is in this one module.
     "cli.internals": Rule(
         {

@@ -14,7 +14,7 @@ import sqlalchemy
 from typing_extensions import assert_type
 
 import tenure
-from tenure import manual
+from tenure import manual, testing
 
 NOW = datetime.now().astimezone()
 
@@ -219,6 +219,25 @@ async def async_asking(election: tenure.AsyncElection) -> None:
         heard(event)
     await election.resign()
     await election.withdraw()
+
+
+# --- tests ---------------------------------------------------------------------------------------------------------
+
+
+def in_a_test() -> None:
+    with testing.LocalNode(name="a", ttl=5) as local, local.lead("reports") as term:
+        local.lose("reports")
+        local.win("reports")
+        local.suspend()
+        local.resume()
+        [due] = testing.due_times(schedule, "bills", after=NOW, count=1)
+        testing.run_job(schedule, "bills", due, term, attempt=2, missed=1)
+
+
+async def in_an_async_test() -> None:
+    async with testing.LocalAsyncNode() as local, local.lead("reports") as term:
+        await local.lose("reports")
+        await testing.run_job(schedule, "news", NOW, term)
 
 
 # --- operators, step by step, SQL, errors --------------------------------------------------------------------------

@@ -62,6 +62,9 @@ class Backend(abc.ABC):
                 f"role {role!r}: lock_id={lock_id} is for mode='lock', not {self._settings.mode!r}: leave it out"
             )
 
+    def check_fence(self) -> None:  # noqa: B027 - every database can
+        """Raise ConfigError if nothing can be fenced here."""
+
     @abc.abstractmethod
     def open_control(self, server_answered: TellStart = ignore_start) -> Control:
         """Connect the control lane; create the tables if need be."""

@@ -41,13 +41,19 @@ QUERY_TIMEOUT_S = 10.0
 class Engine:
     """Runs one node."""
 
-    def __init__(self, settings: NodeSettings, listener: Callable[[Event], object]) -> None:
+    def __init__(
+        self,
+        settings: NodeSettings,
+        listener: Callable[[Event], object],
+        make_backend: Callable[[NodeSettings], Backend] = backend_for,
+    ) -> None:
         """Prepare everything that needs no connection.
 
         ``listener`` is called with every event, under the lock, so it must be quick and must not call back.
         """
         self.settings = settings
-        self.backend: Backend = backend_for(settings)
+        self._make_backend = make_backend
+        self.backend: Backend = make_backend(settings)
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         """Notified after every change; each waiter then checks its own condition."""
@@ -117,7 +123,7 @@ class Engine:
         self.settings = replace(self.settings, name=name)
         self.protocol.settings = replace(self.protocol.settings, name=name)
         if self.has_tokens:
-            self.backend = backend_for(self.settings)
+            self.backend = self._make_backend(self.settings)
         self.log = self._logger()
 
     def _logger(self) -> logging.LoggerAdapter[logging.Logger]:

@@ -164,3 +164,8 @@ class Schedule:
 
         self._started = True
         await Scheduler(tuple(self._jobs.values()), self._workers, term).run()
+
+
+def jobs_of(schedule: Schedule) -> dict[str, Job]:
+    """Return the jobs of a schedule by name, for Tenure's own packages."""
+    return schedule._jobs  # noqa: SLF001 - of this module

@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING, Any, overload
 
 from tenure.engine.engine import Engine
 from tenure.errors import ConfigError
-from tenure.services.kinds import EverywhereServiceT, LeaderServiceT, OnFailure, OnReturn, OnStuck
 from tenure.settings import check_name, check_stop_within
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from tenure.services.kinds import EverywherePolicy, EverywhereService, LeaderPolicy, LeaderService
+    from tenure.services.kinds import (
+        EverywherePolicy,
+        EverywhereService,
+        EverywhereServiceT,
+        LeaderPolicy,
+        LeaderService,
+        LeaderServiceT,
+        OnFailure,
+        OnReturn,
+        OnStuck,
+    )
     from tenure.services.service import ServiceInfo
     from tenure.services.supervisor import Supervisor
 
@@ -126,8 +135,12 @@ class BaseServiceHost:
                 raise ConfigError(
                     f"node {self._engine.settings.name!r} was already started: add services before start()"
                 )
-            if self._engine.settings.mode == "lock" and getattr(target, "_leader_only", False):
-                raise ConfigError("mode='lock' keeps no record of runs, so a schedule cannot work: use mode='hybrid'")
+            if getattr(target, "_leader_only", False):
+                if self._engine.settings.mode == "lock":
+                    raise ConfigError(
+                        "mode='lock' keeps no record of runs, so a schedule cannot work: use mode='hybrid'"
+                    )
+                self._engine.backend.check_fence()
             if self._supervisor is None:
                 self._supervisor = Supervisor(self._engine)
             candidacy = None if role is None else self._engine.candidacy(role)
