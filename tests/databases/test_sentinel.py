@@ -158,7 +158,7 @@ def test_slice_stays_below_what_the_server_would_log(postgres_server, postgres_u
             contextlib.closing(PostgresConnector(postgres_url, "tenure", 30.0, "tests").open("tests", 10)) as session,
         ):
             sentinel = AdvisorySentinel(session)
-            sentinel.standing([])
+            sentinel.survey(None, 0)
             return sentinel.slice_s
 
     assert slice_with(log_lock_waits=False, log_min_duration_statement=-1) == 1.0

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from tenure.core import messages
+from tenure.core.evidence import NEIGHBOURS
 from tenure.core.messages import Server, Verdict
 from tenure.store.session import Failed, Gone, Step
 from tests.support.store_by_hand import Desk, connected, execute, until
@@ -244,7 +245,7 @@ def test_namespaces_share_tables_and_nothing_else(store_url):
         assert one.acquire("r") == other.acquire("r") == {"r": 1}
         assert one.acquire("r") == {"r": 2}
         assert [leader.token for leader in other.ask(messages.Leaders(("r",))).leaders] == [1]
-        assert {seen.id for seen in watch(one).look(one.id).members} == {one.id}
+        assert watch(one).look(look_of(one, "r")).members == ()
 
 
 def watch(desk):
@@ -254,20 +255,24 @@ def watch(desk):
     return looking
 
 
-def test_look_sees_every_member_its_sentinel_and_vacancies(store_url):
+def look_of(desk, *roles, reach=NEIGHBOURS):
+    return messages.Look(desk.id, None, 0.0, reach, roles)
+
+
+def test_look_sees_another_member_its_sentinel_and_vacancies(store_url):
     with Desk(store_url) as desk, Desk(store_url) as other:
         other.lead("r")
         desk.stand("r")
         watching = watch(desk)
-        look = watching.look(desk.id)
+        look = watching.look(look_of(desk))
         assert look.server == desk.opened.server
-        assert {(seen.id, seen.sentinel_stands) for seen in look.members} == {(desk.id, True), (other.id, True)}
+        assert {(seen.id, seen.sentinel_stands) for seen in look.members} == {(other.id, True)}
         assert not look.vacancy
         other.store.release()
-        (seen,) = [seen for seen in watching.look(desk.id).members if seen.id == other.id]
+        (seen,) = watching.look(look_of(desk)).members
         assert seen.sentinel_stands == store_url.startswith("sqlite"), "a file that is gone proves nothing"
         desk.end(other.id)
-        assert watching.look(desk.id).vacancy
+        assert watching.look(look_of(desk)).vacancy
         assert watching.perform(messages.Knock(look.server.start)).open
         assert not watching.perform(messages.Knock("another server")).open
 

@@ -10,13 +10,22 @@ because anything may have happened between the look and the write.
 - **Death.** The member's row names this very server and a sentinel that is free, and the server accepted a fresh
   connection *after* that look. A server that shuts down frees sentinels, too, but it refuses new connections first. A
   strict member has no sentinel. Guard: the sentinel's epoch and the server's start time.
+
+A node does not look at every member (R16). On the ring of all living members, by id, it looks at the few that come
+before it, and farther back only if none of these is well. It also looks at the holders of roles that it stands for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tenure.core import timing
 from tenure.core.messages import Looked, Server, Sighting, Verdict
 from tenure.events import EndReason
+
+
+NEIGHBOURS = 4
+"""How many members before it a node looks at while one of them is well."""
 
 
 class Evidence:
@@ -29,6 +38,10 @@ class Evidence:
         """The sentinel to wait for: that of the nearest lower member, around the ring."""
         self.suspects: tuple[Sighting, ...] = ()
         """Members whose sentinel has fallen; the server has not been asked for a fresh connection yet."""
+        self.reach = NEIGHBOURS
+        """How many members before this one the next look should read."""
+        self.reach_grew = False
+        """Whether the last look found no member that is well, and there are more to look at."""
         self._since: dict[str, tuple[int, float]] = {}
         self._server: Server | None = None
 
@@ -45,9 +58,10 @@ class Evidence:
         others = [member for member in looked.members if member.id != me]
         self._since = {member.id: self._first_seen(member, now) for member in others}
         self.suspects = tuple(member for member in others if self._fallen(member))
-        standing = [member for member in others if member.sentinel_stands]
-        predecessor = max(standing, key=lambda member: (member.id < me, member.id), default=None)
+        others.sort(key=lambda member: (member.id < me, member.id), reverse=True)
+        predecessor = next((member for member in others if member.sentinel_stands), None)
         self.predecessor_key = predecessor.key if predecessor else None
+        self._adjust_reach(others[: self.reach], now)
         silent_at = [(self._since[member.id][1] + timing.silence(member.ttl), member) for member in others]
         self.silence_due = min((at for at, _ in silent_at), default=timing.NEVER)
         silent = [member for at, member in silent_at if now >= at]
@@ -67,6 +81,19 @@ class Evidence:
     def _first_seen(self, member: Sighting, now: float) -> tuple[int, float]:
         seen = self._since.get(member.id)
         return seen if seen and seen[0] == member.renewals else (member.renewals, now)
+
+    def _adjust_reach(self, ring: Sequence[Sighting], now: float) -> None:
+        """Look twice as far back if none of the ``ring``, the members before this one, is well; else to the first."""
+        well = (place for place, member in enumerate(ring, 1) if self._is_well(member, now))
+        nearest = next(well, None)
+        self.reach_grew = nearest is None and len(ring) == self.reach
+        if nearest is not None:
+            self.reach = max(NEIGHBOURS, nearest)
+        elif self.reach_grew:
+            self.reach *= 2
+
+    def _is_well(self, member: Sighting, now: float) -> bool:
+        return not self._fallen(member) and now < self._since[member.id][1] + timing.silence(member.ttl) / 2
 
     def _fallen(self, member: Sighting) -> bool:
         """Whether the row and the server's locks show that this member's connection is gone."""

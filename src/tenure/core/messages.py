@@ -7,7 +7,7 @@ the node's sentinel and makes every change; the watch lane only reads and waits.
 |---------|------------|------------|------------------------------------------------------------------------|
 | control | Open       | Opened     | connect, create missing tables, read the server's identity             |
 | control | Join       | Joined     | take a sentinel, insert the member's row                               |
-| control | Renew      | Standing   | count one renewal; read the roles that are held, and the vacant ones   |
+| control | Renew      | Standing   | count one renewal; read the roles that are vacant, and those held      |
 | control | Resume     | Standing   | after a restart of the server: take a new sentinel and the old row     |
 | control | End        | Ended      | end members that are silent or dead                                    |
 | control | Stand      | Done       | stand for roles, and withdraw from others                              |
@@ -19,7 +19,7 @@ the node's sentinel and makes every change; the watch lane only reads and waits.
 | control | Tidy       | Done       | delete old history and old memberships                                 |
 | control | Leave      | Done       | end this membership                                                    |
 | watch   | OpenWatch  | Watching   | connect                                                                |
-| watch   | Look       | Looked     | wait for a sentinel, then read all members and the sentinels held      |
+| watch   | Look       | Looked     | wait for a sentinel, then read some members and their sentinels        |
 | watch   | Knock      | Knocked    | open a fresh connection, to see whether the server accepts any         |
 | watch   | Evict      | Done       | terminate the connections of a member that was ended by silence        |
 | watch   | Unblock    | Done       | end abandoned transactions that keep a role from being acquired        |
@@ -209,6 +209,8 @@ class Renew:
     member_id: str
     alone_in: tuple[str, ...] = ()
     """Roles that the node stands back from. The answer says for which of them no other node stands."""
+    thorough: bool = True
+    """Whether to read every role that is held or wanted. Otherwise: those that changed, as far as an index shows it."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,7 @@ class Standing:
 
     alive: bool
     held: tuple[Held, ...] = ()
+    """All roles that the member holds; if the renewal was not thorough, those that it is asked to resign."""
     vacant: tuple[Vacancy, ...] = ()
     alone_in: tuple[str, ...] = ()
     confirmed: Confirmed | None = None
@@ -365,12 +368,16 @@ class Watching:
 
 @dataclass(frozen=True)
 class Look:
-    """Wait for a sentinel to fall, then read all members."""
+    """Wait for a sentinel to fall; then read the members before this one on the ring, and the holders of some roles."""
 
     member_id: str
     wait_for: int | None
     """The predecessor's key; None if there is no member to wait for."""
     seconds: float
+    reach: int
+    """How many members to read: the nearest ones before this member on the ring."""
+    roles: tuple[str, ...] = ()
+    """Roles whose holders to read."""
 
 
 @dataclass(frozen=True)

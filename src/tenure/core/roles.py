@@ -15,9 +15,14 @@ the role anew.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from tenure.core.messages import Acquire, Acquired, Held, Stand, Vacancy, Vacate
 from tenure.core.timing import LONG_AGO, NEVER, RETRY_S, silence
 from tenure.events import Deposed, Elected, EndReason, Event
+
+LOOKED_AT = 32
+"""Of how many roles a node looks at the holders itself. Beyond that, it relies on the ring (R16)."""
 
 
 class Roles:
@@ -98,6 +103,11 @@ class Roles:
         return bool(self.unregistered or self.wanted or self.busy)
 
     @property
+    def held_by_others(self) -> tuple[str, ...]:
+        """Some of the roles that the node stands for and does not hold: all of them, if there are few."""
+        return tuple(sorted(role for role in islice(self.standing, LOOKED_AT) if role not in self.holding))
+
+    @property
     def vacate_at(self) -> float:
         """When the next role is to be vacated in the database."""
         return min((at for role, (_, _, at) in self._vacating.items() if role not in self.working), default=NEVER)
@@ -162,12 +172,10 @@ class Roles:
                 # The role's row may be gone altogether, if an operator deleted it.
                 if role in self.standing and role not in tokens:
                     self.unregistered.add(role)
+        self.requested(held, now)
         for mine in held:
             role, token = mine.role, mine.token
-            if self.holding.get(role) == token:
-                if mine.requested:
-                    self.resign(role, now, mine.requested_for)
-            elif role in self._vacating:
+            if role in self._vacating or self.holding.get(role) == token:
                 pass
             elif role not in self.standing:
                 self._vacating[role] = (token, None, now)
@@ -177,6 +185,12 @@ class Roles:
             # The term lapsed here, so the role needs a new token.
             else:
                 self.wanted.add(role)
+
+    def requested(self, held: tuple[Held, ...], now: float) -> None:
+        """Resign the terms that an operator, or another process, asks this node to resign."""
+        for mine in held:
+            if mine.requested and self.holding.get(mine.role) == mine.token:
+                self.resign(mine.role, now, mine.requested_for)
 
     def consider(self, vacant: tuple[Vacancy, ...], alone_in: tuple[str, ...], me: str, now: float) -> None:
         """Decide which vacant roles to try for: not while standing back, not while reserved for another member.

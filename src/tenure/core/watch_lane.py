@@ -30,11 +30,18 @@ class WatchLane:
 
     @property
     def settled(self) -> bool:
-        """Whether the lane has read all members, and no suspicion or verdict is open."""
-        return self._open and not (self.look_at_once or self._evidence.suspects or self.verdicts)
+        """Whether the lane has looked at the members that concern it, and no suspicion or verdict is open."""
+        return self._open and not (
+            self.look_at_once or self._evidence.reach_grew or self._evidence.suspects or self.verdicts
+        )
 
-    def next(self, me: str | None, ttl: float, busy: Sequence[str], now: float) -> messages.WatchRequest | float:
-        """Return the next request, or when to ask again; ``busy`` are roles whose rows are locked."""
+    def next(
+        self, me: str | None, ttl: float, busy: Sequence[str], wanted: tuple[str, ...], now: float
+    ) -> messages.WatchRequest | float:
+        """Return the next request, or when to ask again.
+
+        ``busy`` are roles whose rows are locked, ``wanted`` are roles whose holders to look at.
+        """
         if now < self._retry.at:
             return self._retry.at
         if not self._open:
@@ -48,10 +55,11 @@ class WatchLane:
             return messages.Evict(self.evictions)
         if busy and now >= self._unblock_at:
             return messages.Unblock(tuple(busy), ttl)
-        if self.look_at_once:
-            return messages.Look(me, None, 0.0)
+        reach = self._evidence.reach
+        if self.look_at_once or self._evidence.reach_grew:
+            return messages.Look(me, None, 0.0, reach, wanted)
         seconds = SOON_S if busy else max(SOON_S, self._evidence.silence_due - now)
-        return messages.Look(me, self._evidence.predecessor_key, min(seconds, self._slice_s))
+        return messages.Look(me, self._evidence.predecessor_key, min(seconds, self._slice_s), reach, wanted)
 
     def answer(self, request: messages.WatchRequest, answer: messages.WatchReply, me: str | None, now: float) -> bool:
         """Process the answer, received at ``now``; return whether to check for vacant roles now."""

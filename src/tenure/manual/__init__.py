@@ -163,12 +163,13 @@ class _OwnConnection:
             self._session.close()
             self._session = None
 
-    def _find_dead(self, member_id: str) -> tuple[Verdict, ...]:
+    def _find_dead(self, member_id: str, role: str) -> tuple[Verdict, ...]:
         """Find dead members as a node does: on a watch connection, confirmed by opening a fresh connection."""
         watch, session = self._backend.open_watch()
         try:
             observation = Evidence()
-            observation.look(watch.look(member_id), member_id, clock.now())
+            look = messages.Look(member_id, None, 0.0, observation.reach, (role,))
+            observation.look(watch.look(look), member_id, clock.now())
             if not observation.suspects:
                 return ()
             knocked = watch.perform(messages.Knock(observation.server_start))

@@ -46,8 +46,8 @@ BUSY_PAUSE_S = 0.02
 TIDY_SHARE = 0.1
 """The share of joining candidates that clean up the tables."""
 
-Proof = Callable[[str], tuple[Verdict, ...]]
-"""Finds dead members on behalf of the member with this id; returns a verdict on each."""
+Proof = Callable[[str, str], tuple[Verdict, ...]]
+"""Finds dead members on behalf of the member with this id, the role's holder among them; returns the verdicts."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class ManualElection:
             return self._ended(holding)
         if self._proof is None or holding.key is None or not holding.stale:
             return False
-        verdicts = tuple(verdict for verdict in self._proof(own.id) if verdict.member_id == holding.member_id)
+        verdicts = tuple(verdict for verdict in self._proof(own.id, role) if verdict.member_id == holding.member_id)
         return holding.member_id in self.store.perform(messages.End(own.id, verdicts)).ids  # type: ignore[union-attr]
 
     def _silent(self, role: str, node: RoleState) -> bool:

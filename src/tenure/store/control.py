@@ -142,7 +142,7 @@ class ControlStore:
 
     def _renew(self, request: messages.Renew) -> messages.Standing:
         renewal = self._step(statements.RENEW, id=request.member_id, **self._backends())
-        return self._standing(renewal, request.member_id, request.alone_in)
+        return self._standing(renewal, request.member_id, request.alone_in, thorough=request.thorough)
 
     def _resume(self, request: messages.Resume) -> messages.Standing:
         """Resume a membership. The sentinel must be held here before the row names this server."""
@@ -160,14 +160,16 @@ class ControlStore:
             incarnation=request.server.incarnation,
             **self._backends(),
         )
-        return self._standing(renewal, member.id, ())
+        return self._standing(renewal, member.id, (), thorough=True)
 
-    def _standing(self, renewal: Step, member_id: str, alone_in: tuple[str, ...]) -> messages.Standing:
+    def _standing(
+        self, renewal: Step, member_id: str, alone_in: tuple[str, ...], *, thorough: bool
+    ) -> messages.Standing:
         """Renew, and read in the same transaction which roles the member holds and which it could take."""
         renewed, held, vacant, contested, found = self.session.run(
             renewal,
-            self._step(statements.HELD, id=member_id),
-            self._step(statements.VACANT, id=member_id),
+            self._step(statements.HELD if thorough else statements.REQUESTED, id=member_id),
+            self._step(statements.VACANT if thorough else statements.VACATED, id=member_id),
             self._step(statements.CONTESTED, id=member_id, names=listed(alone_in)),
             self._step(statements.CONFIRMED),
         )
@@ -234,7 +236,7 @@ class ControlStore:
         guard = {"renewals": verdict.renewals, "epoch": verdict.epoch, "server_start": verdict.server_start}
         self._tell("vacant", me, where=self._step(statements.LEFT_OVER, ended=verdict.member_id, id=me))
         end, vacancies = self.session.run(
-            self._step(text, id=verdict.member_id, **guard), self._step(statements.VACANT, id=me)
+            self._step(text, id=verdict.member_id, **guard), self._step(statements.VACATED, id=me)
         )
         return end.count, _vacancies(vacancies)
 
@@ -286,7 +288,8 @@ class ControlStore:
                 self._step(statements.RECORD, name=request.name, **mine),
                 self._step(statements.TAKEN, **mine),
             )
-            self._tell("changed", request.member_id)
+            # A candidate that came too late has nothing to tell, and a thousand of them may come.
+            self._tell("changed", request.member_id, where=self._step(statements.TAKEN, **mine))
         return messages.Acquired(dict(taken.rows), busy=tuple(sorted(busy)))
 
     def _vacate(self, request: messages.Vacate) -> messages.Vacated:

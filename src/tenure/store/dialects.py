@@ -63,6 +63,10 @@ _SHARED = {
     "patiently": "",
     "wait_for_role": "",
     "of_this_place": "",
+    "bytewise": "",
+    "if_living": "where ended_at is null",
+    "if_ended": "where ended_at is not null",
+    "if_requested": "where request_token is not null",
     "was_replica": "0",
     "ripe": "least(max_ttl_ms, coalesce(ripe_ttl_ms, 60000))",
     "serial": "0",
@@ -98,6 +102,8 @@ def postgresql(schema: str) -> Dialect:
             "incarnation": quoted + "incarnation()",  # its timeline shows whether the server was a replica
             "place": quoted + "place()",
             "of_this_place": f"not null default {quoted}place()",
+            # As Python compares, whatever the database's collation is.
+            "bytewise": 'collate "C"',
             "serial": "cast(cast(pg_catalog.pg_current_xact_id() as text) as bigint)",
             "roomy": "with (fillfactor = 50)",
         },
@@ -163,6 +169,10 @@ MYSQL = Dialect(
         # `insert ignore` locks a row that it finds in share mode: two transactions that then update the row would wait
         # for each other.
         "or_lock": "on duplicate key update job = job",
+        # There are no partial indexes.
+        "if_living": "",
+        "if_ended": "",
+        "if_requested": "",
         "text": _MYSQL_TEXT,
         "backend": "bigint",
         "engine": "engine = InnoDB",

@@ -55,10 +55,31 @@ where id = :id and ended_at is null
 """
 
 ROSTER = """
-select id, ttl_ms, renewals, sentinel_key, sentinel_epoch, server_start, control_pid
-from {members} where namespace = :namespace and ended_at is null and id is not null
+select m.id, m.ttl_ms, m.renewals, m.sentinel_key, m.sentinel_epoch, m.server_start, m.control_pid
+from (
+    select id from (
+        select id, below from (
+            select id, 1 as below from {members}
+            where namespace = :namespace and ended_at is null and id {bytewise} < :id
+            order by id {bytewise} desc limit :reach) as lower_ones
+        union all
+        select id, below from (
+            select id, 0 as below from {members}
+            where namespace = :namespace and ended_at is null and id {bytewise} > :id
+            order by id {bytewise} desc limit :reach) as higher_ones
+        order by below desc, id desc limit :reach) as neighbours
+    union
+    select id from (
+        select r.holder as id from {roles} r
+        where r.namespace = :namespace and r.name in {listed} and r.holder <> :id
+        group by r.holder
+        order by case when r.holder {bytewise} < :id then 0 else 1 end, r.holder {bytewise} desc limit 8) as holders
+) as watched
+join {members} m on m.id = watched.id and m.namespace = :namespace and m.ended_at is null
 """
-"""SQLite accepts a member without an id, if an operator inserts one."""
+"""The members that come before this one on the ring, by id (R16), and the nearest living holders of some roles.
+
+The first member comes after the last one. ``id`` never is this member's own."""
 
 LIVE_KEYS = """
 select sentinel_key from {members} where ended_at is null and sentinel_key is not null
@@ -71,6 +92,8 @@ select name, token, request_token, request_to from {roles}
 where namespace = :namespace and holder = :id
 """
 
+REQUESTED = HELD + "  and request_token is not null\n"
+
 VACANT = """
 select r.name, r.token, w.id
 from {candidates} c
@@ -79,6 +102,23 @@ left join {members} m on m.id = r.holder and m.ended_at is null
 left join {members} w on w.id = r.reserved_for and w.ended_at is null
 where c.namespace = :namespace and c.member_id = :id and m.id is null
 """
+
+VACATED = """
+select r.name, r.token, w.id
+from {candidates} c
+join {roles} r on r.namespace = c.namespace and r.name = c.role
+left join {members} w on w.id = r.reserved_for and w.ended_at is null
+where c.namespace = :namespace and c.member_id = :id and r.holder is null
+union all
+select r.name, r.token, w.id
+from {members} m
+join {roles} r on r.holder = m.id
+join {candidates} c on c.namespace = r.namespace and c.role = r.name and c.member_id = :id
+left join {members} w on w.id = r.reserved_for and w.ended_at is null
+where m.namespace = :namespace and m.ended_at is not null
+"""
+"""As VACANT, but by indexes: the cost depends on how many roles are vacant, not on how many there are. It lacks the
+roles whose last holder's row was deleted."""
 
 ANY_VACANCY = """
 select 1 where exists (
@@ -90,7 +130,8 @@ select 1 where exists (
     join {roles} r on r.holder = m.id
     join {candidates} c on c.namespace = r.namespace and c.role = r.name and c.member_id = :id
     where m.namespace = :namespace and m.ended_at is not null
-) or exists (select 1 from {roles} r where r.holder = :id and r.request_token = r.token)
+) or exists (
+    select 1 from {roles} r where r.holder = :id and r.request_token is not null and r.request_token = r.token)
 """
 """The last part finds a request to resign: a renewal has to see it, whether or not a notification arrived."""
 

@@ -282,12 +282,20 @@ create table {runs} (
 )
 """Schedules: the definition of each job, and a row for each run (see ``job_statements``)."""
 
+_FLEETS = (
+    "create index {index}members_living on {members} (namespace, id {bytewise}) {if_living}",
+    "create index {index}members_ended on {members} (namespace, ended_at) {if_ended}",
+    "create index {index}roles_requested on {roles} (holder, request_token) {if_requested}",
+)
+"""What a look and a renewal read, so that their cost does not grow with the number of members and roles (R16, R17)."""
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(1, _TABLES, (_INCARNATION, _FENCE, _WAIT_FOR_ROLE, _SAME_SERVER)),
     Migration(2, _JOBS),
     Migration(3, _LIMITS_AND_PLACES, (_PLACE, _SAME_SERVER.replace("create function", "create or replace function"))),
     Migration(4, _RUNS),
     Migration(5, (), (_FENCE.replace("create function", "create or replace function"), *guards.FUNCTIONS)),
+    Migration(6, _FLEETS),
 )
 
 

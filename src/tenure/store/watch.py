@@ -1,13 +1,15 @@
-"""The watch lane's requests: wait for a sentinel, read the members, knock before a member is ended, and evict it."""
+"""The watch lane's requests: wait for a sentinel, read some members, knock before a member is ended, and evict it."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tenure.core import messages, timing
 from tenure.core.messages import Sighting
 from tenure.store import statements
+from tenure.store.dialects import listed
 from tenure.store.session import Result, Sentinel, Session, Step
 
 
@@ -82,7 +84,7 @@ class WatchStore:
     def perform(self, request: messages.WatchRequest) -> messages.WatchReply:
         """Carry out a request and return the reply; raise ``Gone`` or ``Failed``."""
         if isinstance(request, messages.Look):
-            return self.look(request.member_id, request.wait_for, request.seconds)
+            return self.look(request)
         if isinstance(request, messages.Knock):
             return messages.Knocked(self.knock() == request.server_start)
         if isinstance(request, messages.Evict):
@@ -91,29 +93,28 @@ class WatchStore:
             self.watcher.unblock(self.namespace, self.control_pid, request.bound_s)
         return messages.Done()
 
-    def look(self, member_id: str, wait_for: int | None = None, seconds: float = 0.0) -> messages.Looked:
-        """Wait up to ``seconds`` for a sentinel to be released; read every member; then read which sentinels are held.
+    def look(self, request: messages.Look) -> messages.Looked:
+        """Wait for a sentinel to be released; read some members; then read which of their sentinels are held.
 
         The order matters. A member takes its sentinel before its row names it, so the sentinel of a row that was read
         is held, unless its owner is gone.
         """
         server = self.session.server()
-        mine = {"namespace": self.namespace, "id": member_id}
-        steps = Step(statements.ROSTER, mine), Step(statements.ANY_VACANCY, mine)
-        (roster, vacancy), standing = self._survey(wait_for, seconds, *steps)
-        members = tuple(
-            Sighting(member, ttl_ms / 1000, renewals, key, epoch, start, (key, pid) in standing)
-            for member, ttl_ms, renewals, key, epoch, start, pid in roster.rows
-        )
+        mine = {"namespace": self.namespace, "id": request.member_id}
+        roster = Step(statements.ROSTER, {**mine, "reach": request.reach, "names": listed(request.roles)})
+        members, vacancy = self._survey(request, roster, Step(statements.ANY_VACANCY, mine))
         return messages.Looked(server, members, bool(vacancy.rows), self.watcher.slice_s())
 
-    def _survey(
-        self, wait_for: int | None, seconds: float, roster: Step, vacancy: Step
-    ) -> tuple[Sequence[Result], set[tuple[int, int]]]:
-        """Wait, then read. Return the results and the held sentinels, each as its key and its owner's process."""
-        if wait_for is not None:
-            self.sentinel.wait(wait_for, seconds)
-        results = self.session.read(roster, vacancy)
-        owners = [(key, pid) for _, _, _, key, _, _, pid in results[0].rows if key is not None]
-        standing = self.sentinel.standing([key for key, _ in owners])
-        return results, {(key, pid) for key, pid in owners if key in standing}
+    def _survey(self, request: messages.Look, roster: Step, vacancy: Step) -> tuple[tuple[Sighting, ...], Result]:
+        """Wait, then read. Return the members and the other step's result."""
+        if request.wait_for is not None:
+            self.sentinel.wait(request.wait_for, request.seconds)
+        members, vacancies = self.session.read(roster, vacancy)
+        standing = self.sentinel.standing([row[3] for row in members.rows if row[3] is not None])
+        return tuple(sighting(row, stands=row[3] in standing) for row in members.rows), vacancies
+
+
+def sighting(row: Sequence[Any], *, stands: bool) -> Sighting:
+    """Return a member as a look saw it, from its row in the roster."""
+    member_id, ttl_ms, renewals, key, epoch, server_start, _ = row
+    return Sighting(member_id, ttl_ms / 1000, renewals, key, epoch, server_start, stands)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tenure.core.evidence import NEIGHBOURS
 from tenure.core.messages import (
     Acquire,
     Acquired,
@@ -38,13 +39,13 @@ def test_lane_connects_at_once_but_looks_only_as_a_member():
     node = ScriptedNode()
     assert node.look(0.0) == [OpenWatch()]
     node.run(0.0)
-    assert node.look(0.0) == [Look(node.protocol.member_id, None, 0.0)], "the first look waits for nothing"
+    assert node.look(0.0) == [Look(node.protocol.member_id, None, 0.0, NEIGHBOURS)], "the first look waits for nothing"
 
 
 def test_later_looks_wait_for_the_predecessor_for_a_slice():
     node = joined()
     node.look(0.0, member(key=7))
-    assert node.look(0.1, member(key=7)) == [Look(node.protocol.member_id, 7, 1.0)]
+    assert node.look(0.1, member(key=7)) == [Look(node.protocol.member_id, 7, 1.0, NEIGHBOURS)]
 
 
 def test_server_may_ask_for_shorter_slices():
@@ -181,7 +182,7 @@ def test_new_membership_looks_at_once():
     node = joined()
     node.look(0.0, member())
     node.run(EVERY, {Renew: replace(node._answer(Renew("")), alive=False)})
-    assert node.look(EVERY, member()) == [Look(node.protocol.member_id, None, 0.0)]
+    assert node.look(EVERY, member()) == [Look(node.protocol.member_id, None, 0.0, NEIGHBOURS)]
 
 
 def test_new_connection_looks_at_once():

@@ -116,7 +116,7 @@ class Base:
         if isinstance(request, messages.Knock):
             return messages.Knocked(up and request.server_start == self.identity.start)
         if isinstance(request, messages.Look):
-            rows, vacancy = store.roster(request.member_id)
+            rows, vacancy = store.roster(request)
             return messages.Looked(self.identity, store.sightings(rows), vacancy)
         if isinstance(request, messages.Unblock):
             if self.write and self.write[1] * TICK_S > request.bound_s:

@@ -209,7 +209,7 @@ class SqlDatabase:
         """Read the rows: run the real look once and keep what it read."""
         session: Any = watch.session
         session.recorded = []
-        watch.look(request.member_id)
+        watch.look(request)
         read, session.recorded = session.recorded, None
         return read
 
@@ -218,7 +218,7 @@ class SqlDatabase:
         session: Any = watch.session
         session.replayed = read
         try:
-            return watch.look(request.member_id)
+            return watch.look(request)
         finally:
             session.replayed = None
 
@@ -287,7 +287,7 @@ class ModelDatabase:
     watch = control
 
     def begin_look(self, watch: ModelStore, request: messages.Look) -> Any:
-        return watch.roster(request.member_id)
+        return watch.roster(request)
 
     def finish_look(self, watch: ModelStore, request: messages.Look, read: Any) -> messages.Looked:  # noqa: ARG002
         rows, vacancy = read

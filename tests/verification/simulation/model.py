@@ -150,7 +150,7 @@ class ModelStore:
         row = self.tables.members[request.member_id]
         row.renewals += 1
         row.control, row.watch = self.backend, self.watch_backend
-        return self._standing(request.member_id, request.alone_in)
+        return self._standing(request.member_id, request.alone_in, thorough=request.thorough)
 
     def _resume(self, request: messages.Resume) -> messages.Standing:
         self.release()
@@ -164,12 +164,12 @@ class ModelStore:
         row.renewals += 1
         row.key, row.epoch = member.key, request.epoch
         row.control, row.server_start = self.backend, request.server.start
-        return self._standing(member.id, ())
+        return self._standing(member.id, (), thorough=True)
 
     def _resumable(self, row: MemberRow, request: messages.Resume) -> bool:
         return row.line == request.server.line and row.epoch < request.epoch
 
-    def _standing(self, me: str, alone_in: tuple[str, ...]) -> messages.Standing:
+    def _standing(self, me: str, alone_in: tuple[str, ...], *, thorough: bool) -> messages.Standing:
         tables = self.tables
         if self._met and self._met.place != self.server().place:
             raise Gone("the tables were replaced")
@@ -180,7 +180,7 @@ class ModelStore:
                 Held(name, role.token, asked, role.request_to if asked else None)
                 for name, role in tables.roles.items()
                 for asked in [role.request_token == role.token]
-                if role.holder == me
+                if role.holder == me and (thorough or role.request_token is not None)
             ),
             vacant=self._vacant(me),
             alone_in=tuple(role for role in alone_in if role not in contested),
@@ -259,7 +259,8 @@ class ModelStore:
                 role.reserved_for = role.request_token = role.request_to = None
                 tables.terms[name, role.token] = TermRow(request.member_id, request.name)
                 tokens[name] = role.token
-        self.tell(f"changed {request.member_id}")
+        if any(name in request.roles and role.holder == request.member_id for name, role in tables.roles.items()):
+            self.tell(f"changed {request.member_id}")
         mine = {name for name, role in tables.roles.items() if role.holder == request.member_id}
         unheld = mine.union(vacancy.role for vacancy in self._vacant(request.member_id))
         return messages.Acquired(
@@ -331,13 +332,17 @@ class ModelStore:
 
     # The watch lane
 
-    def roster(self, me: str) -> tuple[list[tuple[Any, ...]], bool]:
+    def roster(self, request: messages.Look) -> tuple[list[tuple[Any, ...]], bool]:
         """What a look reads first: the rows. The sentinels come after, maybe a moment later."""
-        tables = self.tables
+        tables, me = self.tables, request.member_id
+        around = lambda id_: (id_ < me, id_)  # noqa: E731
+        ring = sorted((id_ for id_ in tables.members if tables.lives(id_) and id_ != me), key=around, reverse=True)
+        holders = {tables.roles[name].holder for name in request.roles if name in tables.roles}.difference({None, me})
+        nearest = sorted((str(id_) for id_ in holders), key=around, reverse=True)[:8]
+        watched = sorted({*ring[: request.reach], *filter(tables.lives, nearest)})
         rows = [
             (id_, row.ttl, row.renewals, row.key, row.epoch, row.server_start)
-            for id_, row in tables.members.items()
-            if row.ended_at is None
+            for id_, row in ((id_, tables.members[id_]) for id_ in watched)
         ]
         vacancy = any(
             role.holder is None or (role.holder in tables.members and not tables.lives(role.holder))

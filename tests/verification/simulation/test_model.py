@@ -137,7 +137,7 @@ class Comparison:
 
     def renew(self, who: int, alone: int, *_: int) -> None:
         id_ = self.member(who)
-        self.perform(self.slots.get(id_, 0), messages.Renew(id_, self.roles(alone)))
+        self.perform(self.slots.get(id_, 0), messages.Renew(id_, self.roles(alone), thorough=alone % 2 == 0))
 
     def resume(self, who: int, slot: int, key: int, late: int) -> None:
         id_ = self.member(who)
@@ -202,8 +202,8 @@ class Comparison:
         id_ = self.member(who)
         self.perform(self.slots.get(id_, 0), messages.Leave(id_))
 
-    def look(self, who: int, slot: int, *_: int) -> None:
-        request, looks = messages.Look(self.member(who), None, 0.0), []
+    def look(self, who: int, slot: int, reach: int, roles: int) -> None:
+        request, looks = messages.Look(self.member(who), None, 0.0, reach % 3, self.roles(roles)), []
         for bench in (self.real, self.model):
             watch = bench.lanes[slot % SLOTS].watch
             looks.append(normal(bench.database.finish_look(watch, request, bench.database.begin_look(watch, request))))

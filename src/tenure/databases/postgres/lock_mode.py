@@ -176,12 +176,12 @@ class LockWatch(WatchStore):
         self._locks = role_locks
         self._server = lock_server(session)
 
-    def look(self, member_id: str, wait_for: int | None = None, seconds: float = 0.0) -> messages.Looked:
-        """Wait up to ``seconds`` for a lock to be freed; then read which locks others hold, and which are free."""
+    def look(self, request: messages.Look) -> messages.Looked:
+        """Wait for a lock to be freed; then read which locks others hold, and which are free."""
         # Not in one round trip with the rest: the lock that the wait is granted would show as held.
-        if wait_for is not None:
-            self._waiter.wait(wait_for, seconds)
-        (locks,), _ = self._waiter.survey(None, 0, Step(_LOCKS, {}))
+        if request.wait_for is not None:
+            self._waiter.wait(request.wait_for, request.seconds)
+        (locks,) = self._waiter.survey(None, 0, Step(_LOCKS, {}))
         held = dict(locks.rows)
         keys = [(role, self._locks[role]) for role in sorted(self._locks.standing)]
         others = tuple(

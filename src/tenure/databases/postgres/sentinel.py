@@ -9,7 +9,10 @@ The lock belongs to the connection, so the server frees it when the process dies
 - Holding and waiting on one connection would make the ring of watchers a deadlock. So the control connection holds, and
   the watch connection waits.
 - Any database user can take any key. A lock counts as a sentinel only if the process that the member's row names holds
-  it. A stranger that waited for the key of a dead member holds it from then on.
+  it. A stranger that waited for the key of a dead member holds it from then on. Only the server's list of locks shows
+  who holds a lock, and reading it costs the more, the more locks there are, and stops the lock manager for a moment.
+  So a look reads the list the more seldom, the longer it is. In between it tries to lock the keys, which shows only
+  whether a key is free.
 - A wait may outlive its time-out (seen when the server's clock was stepped, under libfaketime), and a server process
   that waits does not notice that its client is gone. So a new watch connection ends the one that it replaces.
 """
@@ -24,15 +27,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tenure import clock
-from tenure.core import timing
+from tenure.core import messages, timing
+from tenure.core.messages import Sighting
 from tenure.databases.postgres.session import PostgresSession
+from tenure.store import statements
 from tenure.store.dialects import listed
 from tenure.store.session import Failed, Result, Session, Step
-from tenure.store.watch import WatchActions, WatchStore
+from tenure.store.watch import WatchActions, WatchStore, sighting
 
 CLASS_ID = 0x54454E55
 """The first half of every key: "TENU". The second half is the member's random number."""
 
+READ_LOCK_S = 0.01
+"""A look reads the server's list of locks after as many times this as the list had entries: a short list each time."""
 COMPLAIN_EVERY_S = 60.0
 LOOK_FOR_BLOCKERS_S = 0.3
 """How long to search for blockers: longer than the control connection's pause between two waits for a busy role."""
@@ -54,17 +61,25 @@ _IS_HELD = """
     and l.mode = 'ExclusiveLock'
     and l.database = (select oid from pg_catalog.pg_database where datname = pg_catalog.current_database())
 """
-_STANDING = (
+_LOGGED = """
+select pg_catalog.current_setting('log_lock_waits'),
+       extract(epoch from cast(pg_catalog.current_setting('deadlock_timeout') as interval)),
+       case pg_catalog.current_setting('log_min_duration_statement') when '-1' then 0 else
+           extract(epoch from cast(pg_catalog.current_setting('log_min_duration_statement') as interval)) end
+"""
+"""Which waits the server logs."""
+_LIST = (
     """
-select l.objid, l.pid, s.log_lock_waits, s.deadlock_timeout, s.log_min_duration
-from (select
-        pg_catalog.current_setting('log_lock_waits') as log_lock_waits,
-        extract(epoch from cast(pg_catalog.current_setting('deadlock_timeout') as interval)) as deadlock_timeout,
-        case pg_catalog.current_setting('log_min_duration_statement') when '-1' then 0 else extract(epoch from
-            cast(pg_catalog.current_setting('log_min_duration_statement') as interval)) end as log_min_duration) s
-left join pg_catalog.pg_locks l on"""
+with locks as materialized (select * from pg_catalog.pg_locks)
+select l.objid, l.pid, n.number from (select count(*) as number from locks) n left join locks l on"""
     + _IS_HELD
 )
+_ROSTER = f"""
+with watched as materialized ({statements.ROSTER})
+select w.*, not pg_catalog.pg_try_advisory_xact_lock_shared({CLASS_ID}, w.sentinel_key) from watched w
+"""
+"""The rows are as they were when the statement began, and the keys are tried after that. The lock that shows that a key
+is free ends with the transaction. It is in nobody's way: each membership, and each resumption, has a new key."""
 _TERMINATE_REPLACED = """
 select pg_catalog.pg_terminate_backend(a.pid) from pg_catalog.pg_stat_activity a
 where a.pid = :pid and cast(extract(epoch from a.backend_start) as text) = :started
@@ -151,6 +166,7 @@ class AdvisorySentinel:
         self._wait_ms = 0
         self.slice_s = timing.SLICE_S
         """How long a wait may last without being written to the server's log."""
+        self._list_at = timing.LONG_AGO
 
     def hold(self, key: int) -> bool:
         return bool(self._session.read(Step(_TRY.format(class_id=CLASS_ID), {"key": key}))[0].rows[0][0])
@@ -159,7 +175,7 @@ class AdvisorySentinel:
         """Whether advisory locks work: take one and see whether it shows. Look-alikes of PostgreSQL may ignore it."""
         key = random.getrandbits(31)
         taken = self.hold(key)
-        shows = (key, self._session.pid) in self.survey(None, 0)[1]
+        shows = (key, self._session.pid) in self._owners(self._session.read(self._list())[0])
         self.release(key)
         return taken and shows
 
@@ -198,12 +214,28 @@ class AdvisorySentinel:
         self.survey(key, seconds)
 
     def standing(self, keys: Sequence[int]) -> set[int]:
-        return {key for key, _ in self.survey(None, 0)[1]}.intersection(keys)
+        return {key for key, _ in self._owners(self._session.read(self._list())[0])}.intersection(keys)
 
-    def survey(
-        self, wait_for: int | None, seconds: float, *steps: Step
-    ) -> tuple[Sequence[Result], set[tuple[int, int]]]:
-        """Wait for a lock, then run some steps, then read which process holds which lock, and how long to wait next.
+    def look(self, request: messages.Look, roster: Step, vacancy: Step) -> tuple[tuple[Sighting, ...], Result]:
+        """Wait for a lock, then read the members, whether their sentinels stand, and the other step's result."""
+        if clock.now() < self._list_at:
+            tried = Step(_ROSTER, roster.parameters)
+            members, vacancies = self.survey(request.wait_for, request.seconds, tried, vacancy)
+            return tuple(sighting(row, stands=bool(stands)) for *row, stands in members.rows), vacancies
+        members, vacancies, listed_locks = self.survey(request.wait_for, request.seconds, roster, vacancy, self._list())
+        owners = self._owners(listed_locks)
+        return tuple(sighting(row, stands=(row[3], row[-1]) in owners) for row in members.rows), vacancies
+
+    def _list(self) -> Step:
+        return Step(_LIST.format(class_id=CLASS_ID), {})
+
+    def _owners(self, listed_locks: Result) -> set[tuple[int, int]]:
+        """Return which process holds which key, and remember how long the list is."""
+        self._list_at = clock.now() + READ_LOCK_S * listed_locks.rows[0][2]
+        return {row[:2] for row in listed_locks.rows}
+
+    def survey(self, wait_for: int | None, seconds: float, *steps: Step) -> Sequence[Result]:
+        """Wait for a lock, then run some steps, and read how long the next wait may last.
 
         All in one round trip: a node at rest asks the server once per slice, and once after a death instead of three
         times. What is sent together is one transaction for the server, but every statement has its own view.
@@ -214,13 +246,13 @@ class AdvisorySentinel:
             if wait_ms != self._wait_ms:
                 waiting.append(Step(_LOCK_TIMEOUT, {"value": f"{wait_ms}ms"}))
             waiting.append(Step(_WAIT.format(lock=self.lock(wait_for)), {}))
-        *results, standing = self._session.read(*waiting, *steps, Step(_STANDING.format(class_id=CLASS_ID), {}))
+        *results, logged = self._session.read(*waiting, *steps, Step(_LOGGED, {}))
         if wait_for is not None:
             # Remembered after the round trip: a transaction that fails undoes the setting.
             self._wait_ms = wait_ms
-        _, _, log_lock_waits, deadlock_timeout_s, log_min_duration_s = standing.rows[0]
+        log_lock_waits, deadlock_timeout_s, log_min_duration_s = logged.rows[0]
         self.slice_s = _slice_s(float(deadlock_timeout_s) if log_lock_waits == "on" else 0, float(log_min_duration_s))
-        return results[len(waiting) :], {row[:2] for row in standing.rows}
+        return results[len(waiting) :]
 
     def lock(self, key: int) -> str:
         """Return a lock as the arguments of the server's functions."""
@@ -241,10 +273,8 @@ class AdvisoryWatch(WatchStore):
 
     sentinel: AdvisorySentinel
 
-    def _survey(
-        self, wait_for: int | None, seconds: float, roster: Step, vacancy: Step
-    ) -> tuple[Sequence[Result], set[tuple[int, int]]]:
-        return self.sentinel.survey(wait_for, seconds, roster, vacancy)
+    def _survey(self, request: messages.Look, roster: Step, vacancy: Step) -> tuple[tuple[Sighting, ...], Result]:
+        return self.sentinel.look(request, roster, vacancy)
 
 
 class AdvisoryActions(WatchActions):
