@@ -23,7 +23,6 @@ from tenure.core import timing
 from tenure.core.messages import Looked, Server, Sighting, Verdict
 from tenure.events import EndReason
 
-
 NEIGHBOURS = 4
 """How many members before it a node looks at while one of them is well."""
 

@@ -236,7 +236,7 @@ class ControlStore:
         guard = {"renewals": verdict.renewals, "epoch": verdict.epoch, "server_start": verdict.server_start}
         self._tell("vacant", me, where=self._step(statements.LEFT_OVER, ended=verdict.member_id, id=me))
         end, vacancies = self.session.run(
-            self._step(text, id=verdict.member_id, **guard), self._step(statements.VACATED, id=me)
+            self._step(text, id=verdict.member_id, **guard), self._step(statements.VACANT, id=me)
         )
         return end.count, _vacancies(vacancies)
 

@@ -54,32 +54,33 @@ update {members} set ended_at = {now}, end_reason = :reason
 where id = :id and ended_at is null
 """
 
-ROSTER = """
-select m.id, m.ttl_ms, m.renewals, m.sentinel_key, m.sentinel_epoch, m.server_start, m.control_pid
-from (
-    select id from (
-        select id, below from (
-            select id, 1 as below from {members}
-            where namespace = :namespace and ended_at is null and id {bytewise} < :id
-            order by id {bytewise} desc limit :reach) as lower_ones
-        union all
-        select id, below from (
-            select id, 0 as below from {members}
-            where namespace = :namespace and ended_at is null and id {bytewise} > :id
-            order by id {bytewise} desc limit :reach) as higher_ones
-        order by below desc, id desc limit :reach) as neighbours
-    union
-    select id from (
-        select r.holder as id from {roles} r
-        where r.namespace = :namespace and r.name in {listed} and r.holder <> :id
+_SEEN = "id, ttl_ms, renewals, sentinel_key, sentinel_epoch, server_start, control_pid"
+
+ROSTER = f"""
+select {_SEEN} from (
+    select {_SEEN}, below from (
+        select {_SEEN}, 1 as below from {{members}}
+        where namespace = :namespace and ended_at is null and id {{bytewise}} < :id
+        order by id {{bytewise}} desc limit :reach) as lower_ones
+    union all
+    select {_SEEN}, below from (
+        select {_SEEN}, 0 as below from {{members}}
+        where namespace = :namespace and ended_at is null and id {{bytewise}} > :id
+        order by id {{bytewise}} desc limit :reach) as higher_ones
+    order by below desc, id desc limit :reach) as neighbours
+union
+select {_SEEN} from {{members}}
+where namespace = :namespace and ended_at is null and id {{in_few}} (
+    select holder from (
+        select r.holder from {{roles}} r
+        where r.namespace = :namespace and r.name {{in_few}} {{listed}} {{end_few}} and r.holder <> :id
         group by r.holder
-        order by case when r.holder {bytewise} < :id then 0 else 1 end, r.holder {bytewise} desc limit 8) as holders
-) as watched
-join {members} m on m.id = watched.id and m.namespace = :namespace and m.ended_at is null
+        order by case when r.holder {{bytewise}} < :id then 0 else 1 end, r.holder {{bytewise}} desc limit 8) as holders
+) {{end_few}}
 """
 """The members that come before this one on the ring, by id (R16), and the nearest living holders of some roles.
 
-The first member comes after the last one. ``id`` never is this member's own."""
+After the first member comes the last one. The member itself is not among them."""
 
 LIVE_KEYS = """
 select sentinel_key from {members} where ended_at is null and sentinel_key is not null
@@ -103,35 +104,41 @@ left join {members} w on w.id = r.reserved_for and w.ended_at is null
 where c.namespace = :namespace and c.member_id = :id and m.id is null
 """
 
-VACATED = """
+ENDED_HOLDERS = """
+select m.id from {members} m
+where m.namespace = :namespace and m.ended_at is not null
+  and (select r.holder from {roles} r where r.holder >= m.id order by r.holder limit 1) = m.id
+"""
+"""One step in an index for each ended member. A plain join would read all roles where nested loops are off."""
+
+VACATED = f"""
 select r.name, r.token, w.id
-from {candidates} c
-join {roles} r on r.namespace = c.namespace and r.name = c.role
-left join {members} w on w.id = r.reserved_for and w.ended_at is null
+from {{candidates}} c
+join {{roles}} r on r.namespace = c.namespace and r.name = c.role
+left join {{members}} w on w.id = r.reserved_for and w.ended_at is null
 where c.namespace = :namespace and c.member_id = :id and r.holder is null
 union all
 select r.name, r.token, w.id
-from {members} m
-join {roles} r on r.holder = m.id
-join {candidates} c on c.namespace = r.namespace and c.role = r.name and c.member_id = :id
-left join {members} w on w.id = r.reserved_for and w.ended_at is null
-where m.namespace = :namespace and m.ended_at is not null
+from ({ENDED_HOLDERS}) as ended
+join {{roles}} r on r.holder = ended.id
+join {{candidates}} c on c.namespace = r.namespace and c.role = r.name and c.member_id = :id
+left join {{members}} w on w.id = r.reserved_for and w.ended_at is null
+where exists ({ENDED_HOLDERS})
 """
 """As VACANT, but by indexes: the cost depends on how many roles are vacant, not on how many there are. It lacks the
 roles whose last holder's row was deleted."""
 
-ANY_VACANCY = """
+ANY_VACANCY = f"""
 select 1 where exists (
-    select 1 from {roles} r
-    join {candidates} c on c.namespace = r.namespace and c.role = r.name and c.member_id = :id
+    select 1 from {{roles}} r
+    join {{candidates}} c on c.namespace = r.namespace and c.role = r.name and c.member_id = :id
     where r.namespace = :namespace and r.holder is null
 ) or exists (
-    select 1 from {members} m
-    join {roles} r on r.holder = m.id
-    join {candidates} c on c.namespace = r.namespace and c.role = r.name and c.member_id = :id
-    where m.namespace = :namespace and m.ended_at is not null
+    select 1 from ({ENDED_HOLDERS}) as ended
+    join {{roles}} r on r.holder = ended.id
+    join {{candidates}} c on c.namespace = r.namespace and c.role = r.name and c.member_id = :id
 ) or exists (
-    select 1 from {roles} r where r.holder = :id and r.request_token is not null and r.request_token = r.token)
+    select 1 from {{roles}} r where r.holder = :id and r.request_token is not null and r.request_token = r.token)
 """
 """The last part finds a request to resign: a renewal has to see it, whether or not a notification arrived."""
 
@@ -145,7 +152,7 @@ limit 1
 CONTESTED = """
 select distinct c.role from {candidates} c
 join {members} m on m.id = c.member_id and m.ended_at is null
-where c.namespace = :namespace and c.role in {listed} and c.member_id <> :id
+where c.namespace = :namespace and c.role {in_few} {listed} {end_few} and c.member_id <> :id
 """
 
 LOCK_MEMBER = f"""

@@ -24,7 +24,7 @@ import os
 import random
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tenure import clock
 from tenure.core import messages, timing
@@ -68,18 +68,22 @@ select pg_catalog.current_setting('log_lock_waits'),
            extract(epoch from cast(pg_catalog.current_setting('log_min_duration_statement') as interval)) end
 """
 """Which waits the server logs."""
-_LIST = (
-    """
-with locks as materialized (select * from pg_catalog.pg_locks)
-select l.objid, l.pid, n.number from (select count(*) as number from locks) n left join locks l on"""
-    + _IS_HELD
-)
-_ROSTER = f"""
+_HELD = "select cast(l.objid as bigint) as key, l.pid from pg_catalog.pg_locks l where" + _IS_HELD
+_ROSTER_TRIED = f"""
 with watched as materialized ({statements.ROSTER})
 select w.*, not pg_catalog.pg_try_advisory_xact_lock_shared({CLASS_ID}, w.sentinel_key) from watched w
 """
 """The rows are as they were when the statement began, and the keys are tried after that. The lock that shows that a key
 is free ends with the transaction. It is in nobody's way: each membership, and each resumption, has a new key."""
+_ROSTER_LISTED = f"""
+with watched as materialized ({statements.ROSTER}),
+     locks as materialized (select * from pg_catalog.pg_locks)
+select w.*, h.pid is not null, (select count(*) from locks)
+from watched w
+left join ({_HELD.replace("pg_catalog.pg_locks", "locks").format(class_id=CLASS_ID)}) h
+    on h.key = w.sentinel_key and h.pid = w.control_pid
+"""
+"""The same by the list of locks, which is read after the statement began, too; and how long the list is."""
 _TERMINATE_REPLACED = """
 select pg_catalog.pg_terminate_backend(a.pid) from pg_catalog.pg_stat_activity a
 where a.pid = :pid and cast(extract(epoch from a.backend_start) as text) = :started
@@ -175,7 +179,7 @@ class AdvisorySentinel:
         """Whether advisory locks work: take one and see whether it shows. Look-alikes of PostgreSQL may ignore it."""
         key = random.getrandbits(31)
         taken = self.hold(key)
-        shows = (key, self._session.pid) in self._owners(self._session.read(self._list())[0])
+        shows = (key, self._session.pid) in self._held()
         self.release(key)
         return taken and shows
 
@@ -214,25 +218,20 @@ class AdvisorySentinel:
         self.survey(key, seconds)
 
     def standing(self, keys: Sequence[int]) -> set[int]:
-        return {key for key, _ in self._owners(self._session.read(self._list())[0])}.intersection(keys)
+        return {key for key, _ in self._held()}.intersection(keys)
+
+    def _held(self) -> Sequence[tuple[Any, ...]]:
+        """Return which keys are held, and by which process."""
+        return self._session.read(Step(_HELD.format(class_id=CLASS_ID), {}))[0].rows
 
     def look(self, request: messages.Look, roster: Step, vacancy: Step) -> tuple[tuple[Sighting, ...], Result]:
         """Wait for a lock, then read the members, whether their sentinels stand, and the other step's result."""
-        if clock.now() < self._list_at:
-            tried = Step(_ROSTER, roster.parameters)
-            members, vacancies = self.survey(request.wait_for, request.seconds, tried, vacancy)
-            return tuple(sighting(row, stands=bool(stands)) for *row, stands in members.rows), vacancies
-        members, vacancies, listed_locks = self.survey(request.wait_for, request.seconds, roster, vacancy, self._list())
-        owners = self._owners(listed_locks)
-        return tuple(sighting(row, stands=(row[3], row[-1]) in owners) for row in members.rows), vacancies
-
-    def _list(self) -> Step:
-        return Step(_LIST.format(class_id=CLASS_ID), {})
-
-    def _owners(self, listed_locks: Result) -> set[tuple[int, int]]:
-        """Return which process holds which key, and remember how long the list is."""
-        self._list_at = clock.now() + READ_LOCK_S * listed_locks.rows[0][2]
-        return {row[:2] for row in listed_locks.rows}
+        text = _ROSTER_TRIED if clock.now() < self._list_at else _ROSTER_LISTED
+        step = Step(text, roster.parameters)
+        members, vacancies = self.survey(request.wait_for, request.seconds, step, vacancy)
+        if text == _ROSTER_LISTED and members.rows:
+            self._list_at = clock.now() + READ_LOCK_S * members.rows[0][-1]
+        return tuple(sighting(row[:7], stands=bool(row[7])) for row in members.rows), vacancies
 
     def survey(self, wait_for: int | None, seconds: float, *steps: Step) -> Sequence[Result]:
         """Wait for a lock, then run some steps, and read how long the next wait may last.
