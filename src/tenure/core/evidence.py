@@ -42,6 +42,8 @@ class Evidence:
         self.reach_grew = False
         """Whether the last look found no member that is well, and there are more to look at."""
         self._since: dict[str, tuple[int, float]] = {}
+        self._renewed: set[str] = set()
+        """Members that have renewed since the reach grew."""
         self._server: Server | None = None
 
     @property
@@ -55,6 +57,8 @@ class Evidence:
             self._since.clear()
         self._server = looked.server
         others = [member for member in looked.members if member.id != me]
+        if self.reach > NEIGHBOURS:
+            self._renewed.update(member.id for member in others if self._has_renewed(member))
         self._since = {member.id: self._first_seen(member, now) for member in others}
         self.suspects = tuple(member for member in others if self._fallen(member))
         others.sort(key=lambda member: (member.id < me, member.id), reverse=True)
@@ -81,13 +85,18 @@ class Evidence:
         seen = self._since.get(member.id)
         return seen if seen and seen[0] == member.renewals else (member.renewals, now)
 
+    def _has_renewed(self, member: Sighting) -> bool:
+        return member.id in self._since and self._since[member.id][0] != member.renewals
+
     def _adjust_reach(self, ring: Sequence[Sighting], now: float) -> None:
-        """Look twice as far back if none of the ``ring``, the members before this one, is well; else to the first."""
-        well = (place for place, member in enumerate(ring, 1) if self._is_well(member, now))
-        nearest = next(well, None)
-        self.reach_grew = nearest is None and len(ring) == self.reach
-        if nearest is not None:
-            self.reach = max(NEIGHBOURS, nearest)
+        """Look twice as far back if none of the ``ring``, the members before this one, is well.
+
+        The reach stays until a neighbour has been seen to renew: a member that was seen only now counts as well.
+        """
+        self.reach_grew = len(ring) == self.reach and not any(self._is_well(member, now) for member in ring)
+        if self._renewed.intersection(member.id for member in ring[:NEIGHBOURS]):
+            self.reach = NEIGHBOURS
+            self._renewed.clear()
         elif self.reach_grew:
             self.reach *= 2
 

@@ -389,6 +389,54 @@ MUTATIONS = [
             ),
         ),
     ),
+    Mutation(
+        "a holder that is not a neighbour is not watched",
+        "leader-far-away",
+        "neighbours froze with it: nobody led",
+        (("core/protocol.py", "self.roles.busy, self.roles.held_by_others, now)", "self.roles.busy, (), now)"),),
+    ),
+    Mutation(
+        "a node never looks farther back than its neighbours",
+        "silent-neighbours",
+        "neighbours froze with it: nobody led",
+        (("core/evidence.py", "self.reach_grew = len(ring) == self.reach and", "self.reach_grew = False and"),),
+    ),
+    Mutation(
+        "a neighbour that was never seen to renew counts as well",
+        "silent-neighbours",
+        "neighbours froze with it: nobody led",
+        (("core/evidence.py", "if self._has_renewed(member))", "if now < self._first_seen(member, now)[1] + 5)"),),
+    ),
+    Mutation(
+        "a node that finds no neighbour well waits before it looks on",
+        "dead-neighbours",
+        "neighbours died with it: nobody led",
+        (("core/watch_lane.py", "if self.look_at_once or self._evidence.reach_grew:", "if self.look_at_once:"),),
+    ),
+    Mutation(
+        "a renewal after a lost answer reads only what changed",
+        "lost-acquire-among-many-roles",
+        NOBODY_LEADS,
+        (
+            (
+                "core/protocol.py",
+                "        # The request may have taken effect.\n        self._read_roles_at = LONG_AGO\n",
+                "",
+            ),
+        ),
+    ),
+    Mutation(
+        "a renewal that reads what changed reads no requests",
+        "request-among-many-roles",
+        "the request to resign is heard",
+        (("store/statements.py", 'HELD + "  and request_token is not null', 'HELD + "  and request_token < 0'),),
+    ),
+    Mutation(
+        "a renewal that reads what changed misses the roles of ended members",
+        "vacancy-among-many-roles",
+        NOBODY_LEADS,
+        (("store/statements.py", "where exists ({ENDED_HOLDERS})\n", "where 1 = 0\n"),),
+    ),
 ]
 
 

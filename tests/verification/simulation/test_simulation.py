@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tenure.core import protocol
+from tenure.core import evidence, protocol, roles
 from tenure.store import control as store
 from tests.verification.simulation.core import Violation
 from tests.verification.simulation.oracles import Oracles
 from tests.verification.simulation.runner import Outcome, run
-from tests.verification.simulation.scenarios import ALL, BOUNDS, CHAOS, STORIES
+from tests.verification.simulation.scenarios import ALL, BOUNDS, CHAOS, FLEETS, STORIES
 from tests.verification.simulation.simulation import Simulation
 
 ROOT = Path(__file__).parents[3]
@@ -39,6 +39,28 @@ def test_promises_hold_when_everything_goes_wrong(scenario: str, sql: bool) -> N
 def test_the_story_ends_well_with_any_clocks_and_delays(scenario: str) -> None:
     for seed in range(100, 108):
         check(run(scenario, seed))
+
+
+@pytest.mark.parametrize("scenario", FLEETS)
+def test_what_a_node_does_not_read_harms_nobody(scenario: str) -> None:
+    for seed in range(1 if scenario == "fleet" else 8):
+        check(run(scenario, seed))
+
+
+@pytest.mark.parametrize("scenario", CHAOS)
+def test_promises_hold_if_nodes_rarely_read_all_their_roles(scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "FEW_ROLES", 0)
+    monkeypatch.setattr(protocol, "READ_ROLE_S", 20.0)
+    for seed in range(20):
+        check(run(scenario, seed, sql=seed == 0))
+
+
+@pytest.mark.parametrize("scenario", CHAOS)
+def test_promises_hold_if_nodes_look_at_one_neighbour_only(scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "NEIGHBOURS", 1)
+    monkeypatch.setattr(roles, "LOOKED_AT", 1)
+    for seed in range(20):
+        check(run(scenario, seed, sql=seed == 0))
 
 
 @pytest.mark.parametrize("scenario", BOUNDS)

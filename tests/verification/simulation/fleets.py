@@ -1,0 +1,176 @@
+"""Many nodes, and many roles: what a node no longer reads, and what must go on as if it did (R16, R17)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from unittest import mock
+
+from tenure.core import messages, timing
+from tests.verification.simulation.node import SimNode
+from tests.verification.simulation.registry import scenario
+from tests.verification.simulation.simulation import Simulation
+
+TTL = 10.0
+SILENCE = timing.silence(TTL) / (1 - timing.DRIFT) + 2 * timing.SLICE_S
+FLEET = 200
+RUN = 60
+"""How many neighbours fail together."""
+
+
+def _ring(sim: Simulation) -> list[SimNode]:
+    """The nodes that live, in the order of the ring."""
+    return sorted((node for node in sim.nodes if node.alive), key=lambda node: node.protocol.member_id or "")
+
+
+def _from_the_leader(sim: Simulation, number: int, role: str = "r") -> list[SimNode]:
+    """The leader, and the nodes that come after it on the ring: those that look at it and at each other."""
+    leader, ring = sim.oracles.leader(role), _ring(sim)
+    assert leader
+    place = ring.index(leader)
+    return (ring[place:] + ring[:place])[:number]
+
+
+def _led_within(sim: Simulation, bound: float, since: float, what: str) -> None:
+    sim.run(bound)
+    gap = sim.oracles.next_term_after("r", since)
+    sim.expect(gap is not None and gap <= bound, f"{what}: nobody led for {gap} s, which is more than {bound:.1f} s")
+
+
+@contextlib.contextmanager
+def _rarely_reading_all_roles() -> Iterator[None]:
+    """As with a hundred thousand roles: a renewal that reads all of them comes once in a long time."""
+    with mock.patch.multiple("tenure.core.protocol", FEW_ROLES=0, READ_ROLE_S=1000.0):
+        yield
+
+
+# Many nodes ----------------------------------------------------------------------------------------------------------
+
+
+@scenario()
+def fleet(sim: Simulation) -> None:
+    """Neighbours die together, the server restarts, neighbours freeze together, and all start anew."""
+    for number in range(FLEET):
+        sim.node(f"n{number}", "r", ttl=TTL, listens=number % 2 == 0)
+    sim.run(5.0)
+    victims, since = _from_the_leader(sim, RUN), sim.core.now
+    for node in victims:
+        node.crash()
+    _led_within(sim, 1.5, since, f"{RUN} neighbours died")
+    sim.run(2.0)
+    living = {node.protocol.member_id for node in sim.nodes if node.alive}
+    sim.expect({id_ for id_ in sim.server.database.tables.members if sim.server.database.tables.lives(id_)} == living,
+               "every dead member was ended within some seconds")  # fmt: skip
+    for node in victims:
+        node.restart()
+    sim.run(3.0)
+    leader = sim.oracles.leader("r")
+    sim.server.immediate_stop(0.3)
+    sim.run(5.0)
+    sim.expect(sim.oracles.leader("r") is leader, "the same node leads after a restart of the server")
+    frozen, since = _from_the_leader(sim, RUN), sim.core.now
+    for node in frozen:
+        node.pause()
+    _led_within(sim, SILENCE, since, f"{RUN} neighbours froze")
+    for node in frozen:
+        node.resume()
+    sim.calm(2 * TTL)
+    for node in list(sim.nodes):
+        node.crash()
+        node.restart()
+    sim.calm(1.5)
+
+
+@scenario()
+def leader_far_away(sim: Simulation) -> None:
+    """The leader freezes, with all the nodes that look at it as their neighbour: the other candidates look, too."""
+    for number in range(12):
+        sim.node(f"n{number}", "r", ttl=TTL, takeover="strict")
+    sim.run(TTL)
+    frozen, since = _from_the_leader(sim, 9), sim.core.now
+    for node in frozen:
+        node.pause()
+    _led_within(sim, SILENCE, since, "the leader's neighbours froze with it")
+
+
+@scenario()
+def silent_neighbours(sim: Simulation) -> None:
+    """As before, but the other candidates have too many roles to look at all the holders."""
+    with mock.patch("tenure.core.roles.LOOKED_AT", 0):
+        for number in range(20):
+            sim.node(f"n{number}", "r", ttl=TTL, takeover="strict")
+        sim.run(TTL)
+        frozen, since = _from_the_leader(sim, 16), sim.core.now
+        for node in frozen:
+            node.pause()
+        _led_within(sim, 2 * SILENCE + TTL, since, "the leader's neighbours froze with it")
+
+
+@scenario()
+def dead_neighbours(sim: Simulation) -> None:
+    """The leader dies with many neighbours, and the others have too many roles to look at all the holders."""
+    with mock.patch("tenure.core.roles.LOOKED_AT", 0):
+        for number in range(20):
+            sim.node(f"n{number}", "r", ttl=TTL, listens=False)
+        sim.run(TTL)
+        since = sim.core.now
+        for node in _from_the_leader(sim, 16):
+            node.crash()
+        _led_within(sim, 0.5, since, "the leader's neighbours died with it")
+
+
+# Many roles ----------------------------------------------------------------------------------------------------------
+
+
+@scenario()
+def lost_acquire_among_many_roles(sim: Simulation) -> None:
+    """A node acquires a role that it withdraws from, and the reply is lost: the next renewal reads all roles."""
+    with _rarely_reading_all_roles():
+        leader = sim.node("leader", "r", ttl=TTL, takeover="strict")
+        sim.elect("r", leader)
+        sim.run(TTL)
+        leader.stand("s")
+        asked = lambda: isinstance(leader._control_ask, messages.Acquire)  # noqa: E731
+        sim.run_until(asked, 1.0, "the acquire", step=0.0001)
+        assert leader.control
+        leader.control.down.stalled_until = sim.core.now + TTL
+        sim.run(0.01)
+        leader.withdraw("s")
+        sim.node("other", "s", ttl=TTL)
+        leader.control.down.unstall()
+        sim.server.end(leader.control, "cut")
+        leader.connection_closed(leader.control)
+        sim.calm(TTL)
+
+
+@scenario()
+def request_among_many_roles(sim: Simulation) -> None:
+    """An operator asks the leader of many roles to resign one."""
+    with _rarely_reading_all_roles():
+        leader = sim.node("leader", "r", ttl=TTL)
+        sim.elect("r", leader)
+        sim.node("other", "r", ttl=TTL)
+        sim.run(TTL)
+        since = sim.core.now
+        sim.server.database.request("r")
+        sim.run(TTL)
+        gap = sim.oracles.next_term_after("r", since)
+        sim.expect(gap is not None and gap <= TTL, "the request to resign is heard")
+
+
+@scenario()
+def vacancy_among_many_roles(sim: Simulation) -> None:
+    """The leader of one role among many is ended by a node that does not stand for it, and nobody is told."""
+    with _rarely_reading_all_roles():
+        leader = sim.node("leader", "r", ttl=TTL)
+        sim.elect("r", leader)
+        heir = sim.node("heir", "r", ttl=TTL, listens=False)
+        sim.node("witness", "s", ttl=TTL)
+        sim.run(TTL)
+        assert heir.watch
+        heir.watch.up.stalled_until = heir.watch.down.stalled_until = sim.core.now + 2.0
+        leader.crash()
+        sim.run(2.0)
+        heir.watch.up.unstall()
+        heir.watch.down.unstall()
+        sim.calm(2.0)
