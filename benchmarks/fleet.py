@@ -16,6 +16,7 @@ import statistics
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,6 +157,11 @@ def renewal_cost(desk: Desk, *, thorough: bool) -> Cost:
 # Real nodes ----------------------------------------------------------------------------------------------------------
 
 
+def tell_when_it_leads(election: Any) -> None:
+    election.wait()
+    print("lead", time.monotonic(), flush=True)
+
+
 def stand(nodes: int) -> None:
     """Be a process with some nodes: print "ready", and when one of them leads, "lead" and the time."""
     import tenure
@@ -163,7 +169,7 @@ def stand(nodes: int) -> None:
     with contextlib.ExitStack() as stack:
         for number in range(nodes):
             node = stack.enter_context(tenure.Node(os.environ["TENURE_URL"], name=f"{os.getpid()}-{number}"))
-            node.election("r").on_elected(lambda _: print("lead", time.monotonic(), flush=True))
+            threading.Thread(target=tell_when_it_leads, args=[node.election("r")], daemon=True).start()
         print("ready", time.monotonic(), flush=True)
         sys.stdin.read()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tenure.core.evidence import Evidence
+from tenure.core.evidence import NEIGHBOURS, Evidence
 from tenure.core.messages import Looked, Verdict
 from tests.unit.core.scripted import RESTARTED, SERVER, SILENCE, member
 
@@ -107,3 +107,59 @@ def test_node_does_not_wait_for_a_sentinel_that_has_fallen():
     assert evidence.predecessor_key == 1
     look(evidence, 0.0)
     assert evidence.predecessor_key is None
+
+
+# How far back a node looks -----------------------------------------------------------------------------------------
+
+
+def ring(number: int, **seen):
+    """So many members before `me`, nearest first."""
+    return [member(f"a{99 - place}", key=place, **seen) for place in range(number)]
+
+
+def test_node_looks_at_its_neighbours_while_one_of_them_is_well():
+    evidence = Evidence()
+    fallen = ring(NEIGHBOURS, sentinel_stands=False)
+    look(evidence, 0.0, *fallen[:-1], *ring(NEIGHBOURS)[-1:])
+    assert evidence.reach == NEIGHBOURS
+    assert not evidence.reach_grew
+
+
+def test_node_whose_neighbours_have_all_fallen_looks_twice_as_far():
+    evidence = Evidence()
+    look(evidence, 0.0, *ring(NEIGHBOURS, sentinel_stands=False))
+    assert evidence.reach_grew
+    assert evidence.reach == 2 * NEIGHBOURS
+    look(evidence, 0.0, *ring(2 * NEIGHBOURS, sentinel_stands=False))
+    assert evidence.reach == 4 * NEIGHBOURS
+
+
+def test_node_whose_neighbours_are_quiet_looks_twice_as_far():
+    evidence = Evidence()
+    look(evidence, 0.0, *ring(NEIGHBOURS))
+    look(evidence, SILENCE / 2 - 0.1, *ring(NEIGHBOURS))
+    assert not evidence.reach_grew
+    look(evidence, SILENCE / 2, *ring(NEIGHBOURS))
+    assert evidence.reach_grew
+
+
+def test_node_that_has_seen_every_member_looks_no_farther():
+    evidence = Evidence()
+    look(evidence, 0.0, *ring(NEIGHBOURS - 1, sentinel_stands=False))
+    assert evidence.reach == NEIGHBOURS
+    assert not evidence.reach_grew
+
+
+def test_holder_far_away_says_nothing_about_the_neighbours():
+    evidence = Evidence()
+    look(evidence, 0.0, *ring(NEIGHBOURS, sentinel_stands=False), member("a00"))
+    assert evidence.reach_grew
+
+
+def test_node_looks_at_its_neighbours_again_when_one_of_them_has_renewed():
+    evidence = Evidence()
+    look(evidence, 0.0, *ring(NEIGHBOURS, sentinel_stands=False))
+    look(evidence, 0.1, *ring(2 * NEIGHBOURS))
+    assert evidence.reach == 2 * NEIGHBOURS, "a member that was seen only now may be silent"
+    look(evidence, 0.2, *ring(2 * NEIGHBOURS, renewals=1))
+    assert evidence.reach == NEIGHBOURS

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from tenure.core import protocol
 from tenure.core.messages import Acquire, Acquired, Held, Renew, Stand, Standing, Vacancy, Vacate, Vacated
 from tenure.core.roles import Roles
 from tenure.events import Deposed, Elected
-from tests.unit.core.scripted import CONFIRMED, EVERY, SILENCE, TTL, ScriptedNode, leader
+from tests.unit.core.scripted import CONFIRMED, EVERY, LOST, SILENCE, TTL, ScriptedNode, leader
 
 
 def standing(*held: Held, **rest) -> dict:
@@ -290,3 +293,37 @@ def test_new_membership_forgets_what_the_old_one_had_to_vacate():
     node.step(EVERY, Standing(alive=False))
     assert node.roles.vacate_at == float("inf")
     assert not node.roles.untold
+
+
+# Many roles ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """A node that leads `r` and counts as having many roles: it reads all of them once in a hundred seconds."""
+    monkeypatch.setattr(protocol, "FEW_ROLES", 0)
+    monkeypatch.setattr(protocol, "READ_ROLE_S", 100.0)
+    node = leader("r")
+    (first,) = [request for request in node.run(EVERY) if isinstance(request, Renew)]
+    assert first.thorough
+    return node
+
+
+def test_node_with_many_roles_rarely_reads_all_of_them(many):
+    assert many.run(2 * EVERY, standing()) == [Renew(many.protocol.member_id, thorough=False)]
+    assert many.believes(2 * EVERY) == {"r": 1}, "a role that the answer does not name is not lost"
+    times = range(3, 42)
+    made = [request for number in times for request in many.run(number * EVERY, standing())]
+    assert Renew(many.protocol.member_id, thorough=True) in made
+
+
+def test_node_with_many_roles_hears_requests(many):
+    many.run(2 * EVERY, standing(Held("r", 1, requested=True)))
+    assert "r" not in many.roles.holding
+
+
+def test_node_with_many_roles_reads_all_after_a_failure(many):
+    many.run(2 * EVERY, {Renew: LOST})
+    many.run(2 * EVERY)
+    made = many.run(3 * EVERY)
+    assert all(request.thorough for request in made if isinstance(request, Renew))

@@ -20,6 +20,7 @@ from tenure.core.messages import (
     Vacancy,
     Watching,
 )
+from tenure.core.roles import LOOKED_AT
 from tests.unit.core.scripted import EVERY, SERVER, SILENCE, ScriptedNode, member
 
 DEAD = member(sentinel_stands=False)
@@ -191,3 +192,26 @@ def test_new_connection_looks_at_once():
     node.protocol.answer_watch(OpenWatch(), Watching(), 0.1)
     (look,) = node.look(0.1, member())
     assert look.seconds == 0.0
+
+
+def test_node_looks_at_the_holders_of_the_roles_that_it_does_not_hold():
+    node = joined("r")
+    node.protocol.stand("s")
+    (look,) = [request for request in node.look(0.0) if isinstance(request, Look)]
+    assert look.roles == ("s",)
+
+
+def test_node_with_many_roles_looks_at_the_holders_of_some():
+    node = joined()
+    for number in range(2 * LOOKED_AT):
+        node.protocol.stand(f"r{number}")
+    (look,) = [request for request in node.look(0.0) if isinstance(request, Look)]
+    assert len(look.roles) == LOOKED_AT
+
+
+def test_node_looks_on_at_once_if_all_its_neighbours_have_fallen():
+    node = joined()
+    node.look(0.0, *(member(f"a{number}", sentinel_stands=False) for number in range(NEIGHBOURS)))
+    (look,) = node.look(0.0)[:1]
+    assert look == Look(node.protocol.member_id, None, 0.0, 2 * NEIGHBOURS)
+    assert not node.protocol.settled
