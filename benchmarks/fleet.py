@@ -36,8 +36,8 @@ LOOKS = 200
 RENEWALS = 100
 MANY_ROLES = 100_000
 BATCH = 5_000
-ROUNDS = 5
-LED_WITHIN_S = 60
+ROUNDS = 3
+LED_WITHIN_S = 300
 SETTINGS = {"max_connections": 600, "shared_buffers": "256MB"}
 _MEMBERS = """
 insert into tenure.members (namespace, id, name, host, pid, version, metadata, takeover, ttl_ms, renewals, sentinel_key,

@@ -11,7 +11,7 @@ because anything may have happened between the look and the write.
   connection *after* that look. A server that shuts down frees sentinels, too, but it refuses new connections first. A
   strict member has no sentinel. Guard: the sentinel's epoch and the server's start time.
 
-A node does not look at every member (R16). On the ring of all living members, by id, it looks at the few that come
+A node does not look at every member (R19). On the ring of all living members, by id, it looks at the few that come
 before it, and farther back only if none of these is well. It also looks at the holders of roles that it stands for.
 """
 

@@ -28,10 +28,6 @@ from tenure.core.watch_lane import WatchLane
 from tenure.events import EndReason, Event, Resumed, Suspended
 
 TIDY_EVERY_S = 3600.0
-FEW_ROLES = 1000
-"""A node with at most this many roles reads all of them with each renewal (R17)."""
-READ_ROLE_S = 0.001
-"""A node with more roles reads all of them after as many times this as there are roles."""
 LEAVE_WITHIN_S = 2.0
 """How long a node that leaves without a connection tries to open one."""
 LONGEST_PAUSE_S = 1.0
@@ -83,8 +79,6 @@ class NodeProtocol:
         self._leaders = ObservedLeaders()
         self._vacancies = Throttle()
         self._tidy_at = LONG_AGO
-        self._read_roles_at = LONG_AGO
-        """When to read all roles again, those included whose change no index shows."""
         self._leave_by = NEVER
 
     def _backoff(self, longest_s: float) -> Backoff:
@@ -196,10 +190,7 @@ class NodeProtocol:
         server, confirmed = confirmation.server, confirmation.confirmed
         acquire_at = retry if confirmation.trusted else NEVER
         requests: tuple[tuple[float, Callable[[], messages.ControlRequest]], ...] = (
-            (
-                self._membership.renew_at,
-                lambda: messages.Renew(me, roles.standing_back(now), thorough=now >= self._read_roles_at),
-            ),
+            (self._membership.renew_at, lambda: roles.renew_request(me, now)),
             (retry if self._watch.verdicts else NEVER, self._end),
             (retry if roles.unregistered or roles.withdrawn else NEVER, lambda: roles.stand_request(me)),
             (max(retry, roles.vacate_at), lambda: roles.vacate_request(me)),
@@ -228,7 +219,7 @@ class NodeProtocol:
         """Process a failure; ``lost`` if the connection is gone, so that the outcome is unknown."""
         self.expire(now)
         # The request may have taken effect.
-        self._read_roles_at = LONG_AGO
+        self.roles.read_all_at = LONG_AGO
         if isinstance(request, messages.Open):
             self._connection.reopen.failed(now)
             return
@@ -368,7 +359,6 @@ class NodeProtocol:
         membership.orphans = [orphan for orphan in membership.orphans if orphan not in request.replaces]
         membership.begin(request.member, request.server)
         membership.extend(self._connection.sent, self.stop_within)
-        self._read_roles_at = LONG_AGO
         self._connection.reopen.longest_s = min(LONGEST_PAUSE_S, self.ttl / 20)
         self.roles.start_over()
         self._watch.look_at_once = True
@@ -391,8 +381,6 @@ class NodeProtocol:
             self.roles.requested(standing.held, now)
         else:
             self.roles.reconcile(standing.held, now, trusted=membership.trusts(now))
-            number = max(len(self.roles.standing), len(standing.held))
-            self._read_roles_at = LONG_AGO if number <= FEW_ROLES else now + READ_ROLE_S * number
         # Only terms that were held before: one that was adopted in this very answer was never suspended.
         if resumed:
             self.news.extend(Resumed(*term) for term in self.roles.holding.items() if term in before)

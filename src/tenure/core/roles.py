@@ -17,12 +17,16 @@ from __future__ import annotations
 
 from itertools import islice
 
-from tenure.core.messages import Acquire, Acquired, Held, Stand, Vacancy, Vacate
+from tenure.core.messages import Acquire, Acquired, Held, Renew, Stand, Vacancy, Vacate
 from tenure.core.timing import LONG_AGO, NEVER, RETRY_S, silence
 from tenure.events import Deposed, Elected, EndReason, Event
 
+FEW_ROLES = 1000
+"""A node with at most this many roles reads all of them with each renewal (R20)."""
+READ_ROLE_S = 0.001
+"""A node with more roles reads all of them after as many times this as there are roles."""
 LOOKED_AT = 32
-"""Of how many roles a node looks at the holders itself. Beyond that, it relies on the ring (R16)."""
+"""Of how many roles a node looks at the holders itself. Beyond that, it relies on the ring (R19)."""
 
 
 class Roles:
@@ -42,6 +46,8 @@ class Roles:
         self._news = news
         self.untold: set[str] = set()
         """Roles that were resigned here, and whose term is not marked in the database yet."""
+        self.read_all_at = LONG_AGO
+        """When to read all roles again, those included whose change no index shows."""
         self.working: set[str] = set()
         """Roles whose work still runs. If one is resigned or lost, it is vacated when its work has ended (R12)."""
         self._vacating: dict[str, tuple[int, str | None, float]] = {}
@@ -89,6 +95,7 @@ class Roles:
         self._vacating.clear()
         self.untold.clear()
         self._unreserved.clear()
+        self.read_all_at = LONG_AGO
         self.unregistered = set(self.standing)
 
     # What to ask
@@ -116,6 +123,10 @@ class Roles:
     def given_up(self) -> tuple[tuple[str, int], ...]:
         """The terms (role and token) that were resigned and are not vacated in the database yet."""
         return tuple(sorted((role, token) for role, (token, _, _) in self._vacating.items()))
+
+    def renew_request(self, me: str, now: float) -> Renew:
+        """Return the renewal, with what to read."""
+        return Renew(me, self.standing_back(now), thorough=now >= self.read_all_at)
 
     def stand_request(self, me: str) -> Stand:
         """Return which candidacies to write and to remove."""
@@ -164,7 +175,9 @@ class Roles:
             self._vacating[request.role] = (request.token, request.reserved_for, now + RETRY_S)
 
     def reconcile(self, held: tuple[Held, ...], now: float, *, trusted: bool) -> None:
-        """Bring the terms held here into line with the roles that this member holds in the database."""
+        """Bring the terms held here into line with all roles that this member holds in the database."""
+        number = max(len(self.standing), len(held))
+        self.read_all_at = LONG_AGO if number <= FEW_ROLES else now + READ_ROLE_S * number
         tokens = {mine.role: mine.token for mine in held}
         for role, token in list(self.holding.items()):
             if tokens.get(role) != token:

@@ -287,7 +287,7 @@ _FLEETS = (
     "create index {index}members_ended on {members} (namespace, ended_at) {if_ended}",
     "create index {index}roles_requested on {roles} (holder, request_token) {if_requested}",
 )
-"""What a look and a renewal read, so that their cost does not grow with the number of members and roles (R16, R17)."""
+"""What a look and a renewal read, so that their cost does not grow with the number of members and roles (R19, R20)."""
 
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(1, _TABLES, (_INCARNATION, _FENCE, _WAIT_FOR_ROLE, _SAME_SERVER)),

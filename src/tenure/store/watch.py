@@ -8,7 +8,7 @@ from typing import Any
 
 from tenure.core import messages, timing
 from tenure.core.messages import Sighting
-from tenure.store import statements
+from tenure.store import watch_statements
 from tenure.store.dialects import listed
 from tenure.store.session import Result, Sentinel, Session, Step
 
@@ -101,8 +101,8 @@ class WatchStore:
         """
         server = self.session.server()
         mine = {"namespace": self.namespace, "id": request.member_id}
-        roster = Step(statements.ROSTER, {**mine, "reach": request.reach, "names": listed(request.roles)})
-        members, vacancy = self._survey(request, roster, Step(statements.ANY_VACANCY, mine))
+        roster = Step(watch_statements.ROSTER, {**mine, "reach": request.reach, "names": listed(request.roles)})
+        members, vacancy = self._survey(request, roster, Step(watch_statements.ANY_VACANCY, mine))
         return messages.Looked(server, members, bool(vacancy.rows), self.watcher.slice_s())
 
     def _survey(self, request: messages.Look, roster: Step, vacancy: Step) -> tuple[tuple[Sighting, ...], Result]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenure.core import protocol
+from tenure.core import roles
 from tenure.core.messages import Acquire, Acquired, Held, Renew, Stand, Standing, Vacancy, Vacate, Vacated
 from tenure.core.roles import Roles
 from tenure.events import Deposed, Elected
@@ -301,8 +301,8 @@ def test_new_membership_forgets_what_the_old_one_had_to_vacate():
 @pytest.fixture
 def many(monkeypatch):
     """A node that leads `r` and counts as having many roles: it reads all of them once in a hundred seconds."""
-    monkeypatch.setattr(protocol, "FEW_ROLES", 0)
-    monkeypatch.setattr(protocol, "READ_ROLE_S", 100.0)
+    monkeypatch.setattr(roles, "FEW_ROLES", 0)
+    monkeypatch.setattr(roles, "READ_ROLE_S", 100.0)
     node = leader("r")
     (first,) = [request for request in node.run(EVERY) if isinstance(request, Renew)]
     assert first.thorough

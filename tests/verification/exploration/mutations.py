@@ -148,4 +148,11 @@ NOT_SHOWN = {
     "a restored copy is taken for the original": "nobody restores a dump in the small world",
     "tokens of a restored copy follow those in the dump": "nobody restores a dump in the small world",
     "a reservation outlives its member": "nobody reserves a role for anybody in the small world",
+    "a holder that is not a neighbour is not watched": "every member of the small world is a neighbour",
+    "a node never looks farther back than its neighbours": "every member of the small world is a neighbour",
+    "a neighbour that was never seen to renew counts as well": "every member of the small world is a neighbour",
+    "a node that finds no neighbour well waits before it looks on": "every member of the small world is a neighbour",
+    "a renewal after a lost answer reads only what changed": "the small world has one role",
+    "a renewal that reads what changed reads no requests": "the small world has one role, and no operator",
+    "a renewal that reads what changed misses the roles of ended members": "the small world has one role",
 }

@@ -420,7 +420,7 @@ MUTATIONS = [
         (
             (
                 "core/protocol.py",
-                "        # The request may have taken effect.\n        self._read_roles_at = LONG_AGO\n",
+                "        # The request may have taken effect.\n        self.roles.read_all_at = LONG_AGO\n",
                 "",
             ),
         ),

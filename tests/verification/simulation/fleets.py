@@ -1,4 +1,4 @@
-"""Many nodes, and many roles: what a node no longer reads, and what must go on as if it did (R16, R17)."""
+"""Many nodes, and many roles: what a node no longer reads, and what must go on as if it did (R19, R20)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _led_within(sim: Simulation, bound: float, since: float, what: str) -> None:
 @contextlib.contextmanager
 def _rarely_reading_all_roles() -> Iterator[None]:
     """As with a hundred thousand roles: a renewal that reads all of them comes once in a long time."""
-    with mock.patch.multiple("tenure.core.protocol", FEW_ROLES=0, READ_ROLE_S=1000.0):
+    with mock.patch.multiple("tenure.core.roles", FEW_ROLES=0, READ_ROLE_S=1000.0):
         yield
 
 

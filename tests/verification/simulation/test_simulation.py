@@ -49,8 +49,8 @@ def test_what_a_node_does_not_read_harms_nobody(scenario: str) -> None:
 
 @pytest.mark.parametrize("scenario", CHAOS)
 def test_promises_hold_if_nodes_rarely_read_all_their_roles(scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "FEW_ROLES", 0)
-    monkeypatch.setattr(protocol, "READ_ROLE_S", 20.0)
+    monkeypatch.setattr(roles, "FEW_ROLES", 0)
+    monkeypatch.setattr(roles, "READ_ROLE_S", 20.0)
     for seed in range(20):
         check(run(scenario, seed, sql=seed == 0))
 

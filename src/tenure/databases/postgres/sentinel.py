@@ -30,7 +30,7 @@ from tenure import clock
 from tenure.core import messages, timing
 from tenure.core.messages import Sighting
 from tenure.databases.postgres.session import PostgresSession
-from tenure.store import statements
+from tenure.store import watch_statements
 from tenure.store.dialects import listed
 from tenure.store.session import Failed, Result, Session, Step
 from tenure.store.watch import WatchActions, WatchStore, sighting
@@ -70,13 +70,13 @@ select pg_catalog.current_setting('log_lock_waits'),
 """Which waits the server logs."""
 _HELD = "select cast(l.objid as bigint) as key, l.pid from pg_catalog.pg_locks l where" + _IS_HELD
 _ROSTER_TRIED = f"""
-with watched as materialized ({statements.ROSTER})
+with watched as materialized ({watch_statements.ROSTER})
 select w.*, not pg_catalog.pg_try_advisory_xact_lock_shared({CLASS_ID}, w.sentinel_key) from watched w
 """
 """The rows are as they were when the statement began, and the keys are tried after that. The lock that shows that a key
 is free ends with the transaction. It is in nobody's way: each membership, and each resumption, has a new key."""
 _ROSTER_LISTED = f"""
-with watched as materialized ({statements.ROSTER}),
+with watched as materialized ({watch_statements.ROSTER}),
      locks as materialized (select * from pg_catalog.pg_locks)
 select w.*, h.pid is not null, (select count(*) from locks)
 from watched w
