@@ -10,7 +10,9 @@
 #   make test FACADE=async                               the tests of the heart again, over AsyncNode
 #   make test VERSIONS=all ARGS="-k wheel"               what ran on the system's PostgreSQL, on 16 and 18 of wheels
 #   make explore DEPTH=20 ARGS="--world strict"          as far as 20 steps lead, in one of the small worlds
-#   make torture MINUTES=30 TAKEOVER=strict              DATABASE=postgres, mariadb or sqlite; SEED= for a plan again
+#   make torture MINUTES=30 TAKEOVER=strict              DATABASE=postgres, mariadb, sqlite or patroni; SEED= for a plan again
+#   make torture DATABASE=patroni ARGS="--replication asynchronous --route haproxy"
+#   make failovers COUNT=20 FAULT=machine ARGS="--replication asynchronous"
 
 PYTHON  ?= python3
 WORKERS ?= 5
@@ -18,6 +20,8 @@ SEEDS   ?= 10000
 MINUTES ?= 3
 KILLS ?= 200
 WRITES ?= 1000
+COUNT ?= 20
+FAULT ?= switchover
 DATABASE ?= postgres
 TAKEOVER ?= instant
 
@@ -44,7 +48,7 @@ BIN   := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo screens unit test check computing simulate explore torture kills forgotten bench lint format types wheel docs clean system-packages
+.PHONY: help demo screens unit test check computing simulate explore torture failovers kills forgotten bench lint format types wheel docs clean system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-16s %s\n", $$1, $$2 }' Makefile
@@ -88,6 +92,9 @@ torture: system-packages $(READY) ## break a real cluster for MINUTES and check 
 	$(BIN)/python -m tests.verification.torture --minutes $(MINUTES) --database $(DATABASE) --takeover $(TAKEOVER) \
 		$(if $(SEED),--seed $(SEED)) $(ARGS)
 
+failovers: system-packages $(READY) ## have a Patroni cluster fail over COUNT times, and measure how long nobody leads
+	$(BIN)/python -m tests.verification.failovers --count $(COUNT) --fault $(FAULT) $(ARGS)
+
 kills: system-packages $(READY) ## kill the leader of a schedule KILLS times around due times, and account for each
 	$(BIN)/python -m tests.verification.schedule --kills $(KILLS) --database $(DATABASE) $(ARGS)
 
@@ -120,9 +127,10 @@ clean: ## remove everything that make has made
 	rm -rf .venv .tools build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# PostgreSQL, MariaDB, a pooler, `ip` for networks that can be cut, a clock for servers, and Prometheus's `promtool`.
+# PostgreSQL, MariaDB, a pooler, `ip` for networks that can be cut, a clock for servers, Prometheus's `promtool`, and what
+# a Patroni cluster needs.
 system-packages: ## install the servers that the tests start, where they are missing (on Debian, as root)
-	@scripts/system-packages postgresql mariadb-server-core pgbouncer iproute2 faketime prometheus
+	@scripts/system-packages postgresql mariadb-server-core pgbouncer iproute2 faketime prometheus etcd-server haproxy
 
 $(READY): pyproject.toml uv.lock scripts/bootstrap
 	@scripts/bootstrap

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ import pytest
 from tests.support import facades, groups
 from tests.support import network as networks
 from tests.support.mariadb import NO_MARIADB, MariaDbServer, mariadb_program
+from tests.support.memory import work_in_memory
 from tests.support.poolers import PgBouncer, pgbouncer_program
 from tests.support.servers import Installation, PostgresServer, Replica, postgres_installations
 
@@ -50,20 +49,6 @@ def pytest_configure(config: pytest.Config) -> None:
     work_in_memory()
     facades.install()
     config.pluginmanager.register(groups)
-
-
-MEMORY = Path("/dev/shm")
-ENOUGH_MEMORY = 4 * 2**30
-
-
-def work_in_memory() -> None:
-    """Have the servers and the files of the tests in memory, where the machine has enough and nobody chose a TMPDIR.
-
-    A new PostgreSQL database is three hundred files. On a disk that takes ten times as long, and most of it is CPU.
-    """
-    if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ENOUGH_MEMORY:
-        os.environ["TMPDIR"] = str(MEMORY)
-        tempfile.tempdir = None  # it may have been asked for already
 
 
 LITTLE_NEW_ON_MARIADB = {"test_cli_run", "test_fork", "test_node", "test_upgrade"}

@@ -1,4 +1,4 @@
-"""A network of two machines that a test can cut: two network namespaces joined by one cable.
+"""Networks that a test can cut: two network namespaces joined by one cable, or several on one switch (`Machines`).
 
 Both ends of the cable (a veth pair) are made inside the namespaces, with addresses reserved for
 documentation, so the host's own network never sees any of it.
@@ -17,14 +17,16 @@ the cut was long.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import itertools
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tests.support.servers import Guard
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Side = Literal["client", "server"]
+T = TypeVar("T")
 
 CLIENT_ADDRESS = "192.0.2.1"
 SERVER_ADDRESS = "192.0.2.2"
@@ -142,6 +145,116 @@ class Network:
             _ip("-n", namespace, "link", "set", DEVICE, "addrgenmode", "none", "up")
             _ip("-n", namespace, "address", "add", f"{address}/24", "dev", DEVICE)
         self.heal()
+
+
+class Machines:
+    """Some machines on one switch: a namespace each, and one more, `hub`, for whoever talks to them.
+
+    cut() unplugs a machine: what it sends and what is sent to it is lost without a word, as in a Network. Everything
+    that runs in the namespaces is killed by close(), or if we are killed.
+    """
+
+    HUB_ADDRESS = "192.0.2.1"
+    GUARD = """
+        read _
+        for name in "$@"; do
+            for pid in $(ip netns pids "$name"); do kill -KILL "$pid"; done
+            ip netns del "$name"
+        done
+    """
+
+    def __init__(self, count: int) -> None:
+        name = f"tenure-{os.getpid()}-{next(_numbers)}"
+        self.hub = f"{name}-hub"
+        self.names = [f"{name}-m{number}" for number in range(count)]
+        self.addresses = [f"192.0.2.{11 + number}" for number in range(count)]
+        self._guard = Guard(self.GUARD, *self.names, self.hub)
+        atexit.register(self.close)
+        try:
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill what runs in the namespaces and remove them. May be called twice."""
+        if self._guard.is_inherited:
+            return
+        atexit.unregister(self.close)
+        self._guard.close()
+
+    def cut(self, number: int) -> None:
+        """Unplug a machine."""
+        _ip("-n", self.hub, "link", "set", f"port{number}", "nomaster")
+
+    def heal(self, number: int) -> None:
+        _ip("-n", self.hub, "link", "set", f"port{number}", "master", "switch")
+
+    def _build(self) -> None:
+        for namespace in (self.hub, *self.names):
+            _ip("netns", "add", namespace)
+            _ip("-n", namespace, "link", "set", "lo", "up")
+        everybody = {self.HUB_ADDRESS: _mac(1)}
+        _ip("-n", self.hub, "link", "add", "name", "switch", "address", _mac(1), "type", "bridge")
+        _ip("-n", self.hub, "link", "set", "switch", "addrgenmode", "none", "up")
+        for number, (namespace, address) in enumerate(zip(self.names, self.addresses, strict=True)):
+            everybody[address] = _mac(11 + number)
+            one_end = ["name", DEVICE, "address", everybody[address], "netns", namespace]
+            _ip("link", "add", *one_end, "type", "veth", "peer", "name", f"port{number}", "netns", self.hub)
+            _ip("-n", self.hub, "link", "set", f"port{number}", "master", "switch", "addrgenmode", "none", "up")
+            _ip("-n", namespace, "link", "set", DEVICE, "addrgenmode", "none", "up")
+            _ip("-n", namespace, "address", "add", f"{address}/24", "dev", DEVICE)
+        _ip("-n", self.hub, "address", "add", f"{self.HUB_ADDRESS}/24", "dev", "switch")
+        # Permanent, so that a machine that is unplugged is silent: nobody finds out by a missing answer to ARP.
+        for namespace, device in [(self.hub, "switch"), *((name, DEVICE) for name in self.names)]:
+            for address, mac in everybody.items():
+                _ip("-n", namespace, "neigh", "replace", address, "lladdr", mac, "dev", device, "nud", "permanent")
+
+
+def _mac(number: int) -> str:
+    return f"02:00:00:00:01:{number:02x}"
+
+
+def pids(namespace: str) -> list[int]:
+    """Everything that runs in a namespace."""
+    listed = subprocess.run(["ip", "netns", "pids", namespace], check=True, capture_output=True, text=True)
+    return [int(pid) for pid in listed.stdout.split()]
+
+
+CLONE_NEWNET = 0x40000000
+
+
+def _enter(namespace: str) -> None:
+    """Move this thread, and nothing else of the process, into a namespace."""
+    with Path("/run/netns", namespace).open("rb") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace}")
+
+
+def inside(namespace: str, call: Callable[[], T]) -> T:
+    """Make a call in a namespace: sockets that it opens are there. (In a thread, which is all that moves there.)"""
+    result: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            _enter(namespace)
+            result.append(call())
+        except BaseException as error:  # noqa: BLE001 - raised again where it was asked for
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name=f"inside {namespace}")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return result[0]
 
 
 def _ip(*args: str) -> None:

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from tenure.core import timing
+from tests.support import patroni
 from tests.support.arguments import at_least, run
 from tests.verification.torture.arena import ARENAS
 from tests.verification.torture.catalogue import CATALOGUES
@@ -30,6 +31,10 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="+", default=[], help="these nemeses and no others")
     parser.add_argument("--schedule", action="store_true", help="run a schedule beside, and account for its due times")
+    parser.add_argument(
+        "--replication", choices=["synchronous", "asynchronous"], default="synchronous", help="on patroni"
+    )
+    parser.add_argument("--route", choices=["hosts", "haproxy"], default="hosts", help="on patroni")
     parser.add_argument("--out", type=Path, default=Path("build/torture"))
     options = parser.parse_args()
     known = [*(one.name for one in CATALOGUES[options.database]), *SCENARIOS[options.database]]
@@ -39,7 +44,13 @@ def main() -> int:
     for name in [name for name in os.environ if name.startswith(("PG", "TENURE_"))]:
         del os.environ[name]
     seed = random.randrange(2**32) if options.seed is None else options.seed
-    out = (options.out / f"{options.database}-{options.takeover}").resolve()
+    arena = {}
+    if options.database == "patroni":
+        if reason := patroni.why_unavailable():
+            print(f"torture: NOT RUN: {reason}", flush=True)
+            return 1 if os.environ.get("CI") else 0
+        arena = {"replication": options.replication, "route": options.route}
+    out = options.out.resolve() / "-".join([options.database, options.takeover, *arena.values()])
     shutil.rmtree(out, ignore_errors=True)
     (out / "records").mkdir(parents=True)
     print(f"torture: {options.database}, {options.takeover}, {options.minutes:g} minutes, seed {seed}", flush=True)
@@ -53,6 +64,7 @@ def main() -> int:
         drift=options.drift,
         only=options.only,
         schedule=options.schedule,
+        arena=arena,
     ).run()
     (out / "report.md").write_text(report(result))
     (out / "timeline.svg").write_text(timeline(result.history, result.steps, result.lanes, verdict(result)))

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tenure.core import timing
+from tenure.registry import Registry
 from tests.support import network as networks
 from tests.support.cluster import Cluster, NodeFailed, NodeProcess
+from tests.support.patroni import PatroniCluster, Replication, Route
 from tests.support.poolers import pgbouncer_program
 from tests.verification.torture import contender
 from tests.verification.torture.proxy import Doors
@@ -48,6 +50,8 @@ class Arena:
 
     kind = ""
     slots_wanted = 4
+    may_lose = False
+    """Whether a write that was acknowledged may be gone: where a replica that lacks it may be promoted."""
 
     def __init__(
         self, directory: Path, *, ttl: float, takeover: str, drift: float = timing.DRIFT, **options: Any
@@ -268,6 +272,35 @@ class PostgresArena(ServerArena):
         return f"PostgreSQL {self.server.installation.version}"
 
 
+class PatroniArena(Arena):
+    """Three servers under Patroni. The nodes are in the network around them, and reach the primary by one route."""
+
+    kind = "patroni"
+    slots_wanted = 3
+    dbname = "torture"
+
+    def __init__(self, directory: Path, *, replication: Replication, route: Route, **told: Any) -> None:
+        super().__init__(directory, **told)
+        self.replication, self.route = replication, route
+        self.may_lose = replication == "asynchronous"
+
+    def build(self, stack: contextlib.ExitStack) -> str:
+        self.patroni = stack.enter_context(PatroniCluster(self.replication))
+        self.patroni.create_database(self.dbname, owner=USER)
+        outside = self.patroni.outside_url(self.dbname, user=USER)
+        Registry(outside).create(max_ttl=self.ttl)  # for which everybody waits after each promotion
+        url = self.patroni.url(self.dbname, self.route, user=USER)
+        self.slots += [Slot(f"n{number}", url, self.patroni.network.hub) for number in range(self.slots_wanted)]
+        return outside
+
+    @property
+    def version(self) -> str:
+        return f"{self.patroni.version}, by {self.route}"
+
+    def execute(self, sql: str) -> list[tuple[Any, ...]]:
+        return self.cluster.execute(sql)
+
+
 # --- MariaDB and SQLite -------------------------------------------------------------------------------------
 
 
@@ -311,7 +344,12 @@ class SqliteArena(Arena):
         return self.cluster.execute(sql)
 
 
-ARENAS: dict[str, Callable[..., Arena]] = {"postgres": PostgresArena, "mariadb": MariaDbArena, "sqlite": SqliteArena}
+ARENAS: dict[str, Callable[..., Arena]] = {
+    "postgres": PostgresArena,
+    "mariadb": MariaDbArena,
+    "sqlite": SqliteArena,
+    "patroni": PatroniArena,
+}
 
 
 def at(url: str, port: int) -> str:

@@ -23,6 +23,7 @@ from tests.verification.torture.other_nemeses import (
     WriterKilled,
     WriterStopped,
 )
+from tests.verification.torture.patroni_nemeses import PATRONI
 from tests.verification.torture.server_nemeses import (
     CableCut,
     CableOneWay,
@@ -53,6 +54,7 @@ CATALOGUES: dict[str, tuple[type[Nemesis], ...]] = {
         *PROCESSES, *WIRES, RestartFast, MariaDbKill, Outage, MariaDbTerminate, MariaDbConnectionLimit, WaitTimeout,
         MariaDbMigrationLock, MariaDbPrivileges, ClockForward, ClockBack, ClockFast, MariaDbTwoPhase,
     ),
+    "patroni": (*PROCESSES, *PATRONI),
     "sqlite": (*PROCESSES, WriterStopped, WriterKilled, FileLocked, FileReplaced),
 }  # fmt: skip
 

@@ -135,13 +135,16 @@ def set_results(history: History, sets: Rows) -> dict[str, SetResult]:
     }
 
 
-def lost_updates(results: Mapping[str, SetResult], *, must_lose: bool = True) -> list[str]:
-    """The fence loses nothing; and the naive lease, whose holder was paused, loses something, or nothing is proven."""
+def lost_updates(results: Mapping[str, SetResult], *, must_lose: bool = True, may_lose: bool = False) -> list[str]:
+    """The fence loses nothing; and the naive lease, whose holder was paused, loses something, or nothing is proven.
+
+    `may_lose`: what the fence let pass may be gone, because the database itself may lose it.
+    """
     found = []
     fenced, naive = results.get("fenced"), results.get("naive")
     if fenced is None or not fenced.acknowledged:
         found.append("no addition to the fenced set was acknowledged, so nothing is proven")
-    elif fenced.lost:
+    elif fenced.lost and not may_lose:
         found.append(f"{len(fenced.lost)} acknowledged additions to the fenced set are lost: {fenced.lost[:5]}")
     if must_lose and (naive is None or not naive.lost):
         found.append("the naive lease lost no update, so this run proves nothing about the fence")

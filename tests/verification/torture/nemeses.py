@@ -66,6 +66,10 @@ class Bounds:
     def gone(self, outage_s: float) -> float:
         return outage_s + self.renewal + self.ttl
 
+    def promotion(self, outage_s: float) -> float:
+        """The nodes meet the new primary, and wait for the largest permitted TTL, which is theirs."""
+        return outage_s + self.renewal + self.silence
+
     @property
     def in_company(self) -> float:
         """After the last of several was healed: the database back, and whoever held the role silent."""

@@ -21,9 +21,11 @@ def report(result: Result) -> str:
 
 
 def command(result: Result) -> str:
+    told = " ".join(f"--{name} {value}" for name, value in result.told.items())
+    more = f' ARGS="{told}"' if told else ""
     return (
         f"make torture MINUTES={result.minutes:g} SEED={result.seed} DATABASE={result.database}"
-        f" TAKEOVER={result.takeover}"
+        f" TAKEOVER={result.takeover}{more}"
     )
 
 
@@ -43,6 +45,7 @@ def _head(result: Result) -> list[str]:
         f"{len(terms)} terms; {sum(line.ok for line in writes)} fenced writes acknowledged,"
         f" {refused.pop('Fenced', 0)} refused by the fence, {sum(refused.values())} failed otherwise;"
         f" {result.ticks} unfenced writes, {result.stale_ticks} of them after one of a later term."
+        f" {result.lost} acknowledged fenced writes are gone."
     )
     return [
         f"# Torture: {result.version}, `{result.takeover}`",

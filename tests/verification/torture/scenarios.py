@@ -275,6 +275,7 @@ SCENARIOS: dict[str, dict[str, tuple[str, Scenario]]] = {
         "notify-queue-full": ("the NOTIFY queue is full, and the leader is killed", notify_queue_full),
     },
     "mariadb": {},
+    "patroni": {},
     "sqlite": {
         "summer-time-ends": ("clocks go back under a scheduler, and its leader is killed", summer_time_ends),
         "summer-time-begins": ("clocks go forward under a scheduler, and its leader is killed", summer_time_begins),
