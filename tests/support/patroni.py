@@ -52,6 +52,7 @@ TTL_S = 20
 """Patroni's own, and the least that it takes: how long a primary's claim in etcd outlives its last renewal."""
 LOOP_WAIT_S, RETRY_TIMEOUT_S = 1, 3
 PATIENCE_S = 120.0
+LAG_S = 3.0
 
 
 @functools.cache
@@ -143,6 +144,15 @@ class Machine:
         assert self._patroni is not None
         self._signal([self._patroni.pid, self.postmaster], signal.SIGSTOP)  # first: these start others
         self._signal(network.pids(self.namespace), signal.SIGSTOP)
+
+    def hang(self) -> None:
+        """SIGSTOP to Patroni alone: nobody is left to demote the server."""
+        assert self._patroni is not None
+        self._signal([self._patroni.pid], signal.SIGSTOP)
+
+    def send_nothing(self) -> None:
+        """SIGSTOP to the processes that send to the standbys."""
+        self._signal([pid for (pid,) in self.execute("select pid from pg_stat_replication")], signal.SIGSTOP)
 
     def thaw(self) -> None:
         self._signal(network.pids(self.namespace), signal.SIGCONT)
@@ -485,6 +495,12 @@ def _lose(machine: Machine) -> None:
     machine.kill()
 
 
+def _lag_and_lose(machine: Machine) -> None:
+    machine.send_nothing()
+    time.sleep(LAG_S)
+    _lose(machine)
+
+
 def _return(machine: Machine) -> None:
     machine.heal()
     machine.start()
@@ -497,10 +513,14 @@ FAULTS = {
     ),
     "kill": Fault("kill -9 of the primary and its Patroni, which rejoin", Machine.kill, Machine.start),
     "machine": Fault("the primary's machine is lost (silent and dead at once), and rejoins", _lose, _return),
+    "lag": Fault(f"for {LAG_S:g} s nothing is sent to the standbys; then as `machine`", _lag_and_lose, _return),
     "freeze": Fault("SIGSTOP of the primary and its Patroni, until another leads", Machine.freeze, Machine.thaw),
+    "hang": Fault(
+        "SIGSTOP of the primary's Patroni alone: two primaries, until it goes on", Machine.hang, Machine.thaw
+    ),
     "cut": Fault("the primary's machine is unplugged, until another leads", Machine.cut, Machine.heal),
 }
-"""By name: the faults of the torture and of the measurement."""
+"""By name: the faults of the measurement, and but for `hang`, after which nothing is promised, of the torture."""
 
 HAPROXY = """\
 global

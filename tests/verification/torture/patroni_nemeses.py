@@ -71,6 +71,11 @@ class MachineLost(OnPatroni):
     what = FAULTS[fault].what
 
 
+class MachineLostBehind(OnPatroni):
+    name, fault, silent = "patroni-lag", "lag", True
+    what = FAULTS[fault].what
+
+
 class MachineFrozen(OnPatroni):
     name, fault, silent = "patroni-freeze", "freeze", True
     what = FAULTS[fault].what
@@ -81,4 +86,6 @@ class MachineCut(OnPatroni):
     what = FAULTS[fault].what
 
 
-PATRONI: tuple[type[Nemesis], ...] = (Switchover, ServerKilled, BothKilled, MachineLost, MachineFrozen, MachineCut)
+PATRONI: tuple[type[Nemesis], ...] = (
+    Switchover, ServerKilled, BothKilled, MachineLost, MachineLostBehind, MachineFrozen, MachineCut
+)  # fmt: skip
