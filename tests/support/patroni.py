@@ -531,6 +531,7 @@ defaults
     timeout check 1s
     timeout client 1h
     timeout server 1h
+    retries 0
 listen primary
     bind {address}:{port}
     option httpchk OPTIONS /primary
