@@ -29,6 +29,7 @@ def test_switchover_costs_the_wait_and_loses_nothing(tmp_path):
     assert row.acknowledged > 0
     assert row.plain > 0
     assert row.token_after > row.token_before
+    assert row.beyond_s > TTL_S / 2  # the wait; in part the leader still led when the database was gone
     assert 0 < row.gap_s < row.nobody_s < Bounds(TTL_S, "instant").promotion(row.gap_s) + NOISE_S
 
 
