@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote
@@ -479,6 +479,11 @@ class PatroniCluster:
     def _tails(self) -> str:
         logs = [self.directory / "etcd.log", *(machine.log for machine in self.machines)]
         return "\n".join(f"--- {log}\n{_tail(log)}" for log in logs if log.exists())
+
+
+def initialise(url: str, options: Sequence[str]) -> None:
+    """Run `tenure init` for a database, as an operator does."""
+    subprocess.run([sys.executable, "-m", "tenure", "init", "--url", url, *options], check=True, capture_output=True)
 
 
 class Fault(NamedTuple):

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.support import history
 from tests.support.cluster import ROOT, Cluster, NodeFailed
 from tests.support.history import History, now_ns
-from tests.support.patroni import FAULTS, Fault, PatroniCluster, Replication, Route
+from tests.support.patroni import FAULTS, Fault, PatroniCluster, Replication, Route, initialise
 from tests.verification.failovers.contender import TABLES, impatient
 
 DATABASE, USER = "app", "app"
@@ -150,8 +150,7 @@ def _prepare(patroni: PatroniCluster, plan: Plan) -> str:
     with psycopg.connect(outside, autocommit=True) as connection:
         for sql in TABLES:
             connection.execute(sql.encode())
-    command = [sys.executable, "-m", "tenure", "init", "--url", outside, *plan.init]
-    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    initialise(outside, plan.init)
     return patroni.url(DATABASE, plan.route, user=USER)
 
 

@@ -35,6 +35,7 @@ def main() -> int:
         "--replication", choices=["synchronous", "asynchronous"], default="synchronous", help="on patroni"
     )
     parser.add_argument("--route", choices=["hosts", "haproxy"], default="hosts", help="on patroni")
+    parser.add_argument("--init", default="", help="on patroni: more options for `tenure init`, in one argument")
     parser.add_argument("--out", type=Path, default=Path("build/torture"))
     options = parser.parse_args()
     known = [*(one.name for one in CATALOGUES[options.database]), *SCENARIOS[options.database]]
@@ -49,8 +50,9 @@ def main() -> int:
         if reason := patroni.why_unavailable():
             print(f"torture: NOT RUN: {reason}", flush=True)
             return 1 if os.environ.get("CI") else 0
-        arena = {"replication": options.replication, "route": options.route}
-    out = options.out.resolve() / "-".join([options.database, options.takeover, *arena.values()])
+        arena = {"replication": options.replication, "route": options.route, "init": options.init}
+    where = [options.replication, options.route] if arena else []
+    out = options.out.resolve() / "-".join([options.database, options.takeover, *where])
     shutil.rmtree(out, ignore_errors=True)
     (out / "records").mkdir(parents=True)
     print(f"torture: {options.database}, {options.takeover}, {options.minutes:g} minutes, seed {seed}", flush=True)

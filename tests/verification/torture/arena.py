@@ -9,6 +9,7 @@ be cut (`far`), one behind PgBouncer (`pooled`), and the others each behind a do
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tenure.core import timing
-from tenure.registry import Registry
 from tests.support import network as networks
 from tests.support.cluster import Cluster, NodeFailed, NodeProcess
-from tests.support.patroni import PatroniCluster, Replication, Route
+from tests.support.patroni import PatroniCluster, Replication, Route, initialise
 from tests.support.poolers import pgbouncer_program
 from tests.verification.torture import contender
 from tests.verification.torture.proxy import Doors
@@ -279,16 +279,16 @@ class PatroniArena(Arena):
     slots_wanted = 3
     dbname = "torture"
 
-    def __init__(self, directory: Path, *, replication: Replication, route: Route, **told: Any) -> None:
+    def __init__(self, directory: Path, *, replication: Replication, route: Route, init: str, **told: Any) -> None:
         super().__init__(directory, **told)
-        self.replication, self.route = replication, route
+        self.replication, self.route, self.init = replication, route, init
         self.may_lose = replication == "asynchronous"
 
     def build(self, stack: contextlib.ExitStack) -> str:
         self.patroni = stack.enter_context(PatroniCluster(self.replication))
         self.patroni.create_database(self.dbname, owner=USER)
         outside = self.patroni.outside_url(self.dbname, user=USER)
-        Registry(outside).create(max_ttl=self.ttl)  # for which everybody waits after each promotion
+        initialise(outside, ["--max-ttl", f"{self.ttl:g}", *shlex.split(self.init)])  # which is the wait of a promotion
         url = self.patroni.url(self.dbname, self.route, user=USER)
         self.slots += [Slot(f"n{number}", url, self.patroni.network.hub) for number in range(self.slots_wanted)]
         return outside

@@ -21,8 +21,8 @@ def report(result: Result) -> str:
 
 
 def command(result: Result) -> str:
-    told = " ".join(f"--{name} {value}" for name, value in result.told.items())
-    more = f' ARGS="{told}"' if told else ""
+    told = " ".join(f'--{name}="{value}"' for name, value in result.told.items() if value)
+    more = f" ARGS='{told}'" if told else ""
     return (
         f"make torture MINUTES={result.minutes:g} SEED={result.seed} DATABASE={result.database}"
         f" TAKEOVER={result.takeover}{more}"
