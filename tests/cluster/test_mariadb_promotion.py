@@ -70,7 +70,7 @@ def test_nobody_leads_on_a_promoted_mariadb_before_every_old_lease_has_run_out(r
             leader.tell("write")
             acknowledged = max(n for n, _ in replica.primary.execute("select n, token from ledger", dbname="test_1"))
         else:
-            replica.catch_up()
+            replica.catch_up(replica.primary)
         promoting = promote(cluster, doors, replica)
         successor, new_token = cluster.wait_for_leader(token)
         took_s = (cluster.elected_at(new_token) - promoting) / 1e9
@@ -85,7 +85,7 @@ def test_nobody_leads_beside_a_leader_whose_election_the_promoted_mariadb_lacks(
         cluster.start(2)
         (leader,) = cluster.start(1, url=replica.primary.url("test_1"))
         known, token = cluster.wait_for_leader()
-        replica.catch_up()
+        replica.catch_up(replica.primary)
         replica.cut_off()
         if known is not leader:
             known.tell(f"resign {leader.name}")

@@ -250,18 +250,8 @@ class MariaDbReplica(MariaDbServer):
 
     def start(self, timeout: float = 60) -> None:
         super().start(timeout)
-        self.primary.execute("create user if not exists replica@'%'")
-        self.primary.execute("grant replication slave on *.* to replica@'%'")
-        where = f"master_host = '{ADDRESS}', master_port = {self.primary.port}, master_user = 'replica'"
-        self.execute(f"change master to {where}, master_use_gtid = slave_pos, master_connect_retry = 1")
-        self.execute("start slave")
-        self.catch_up()
-
-    def catch_up(self, timeout: float = 60) -> None:
-        """Return when all that the primary has committed so far can be read here."""
-        ((position,),) = self.primary.execute("select @@gtid_binlog_pos")
-        if self.execute("select master_gtid_wait(%s, %s)", position, timeout) != [(0,)]:
-            raise ServerFailed(f"the replica does not follow: {self.execute('show slave status')}\n{self._tail()}")
+        self.replicate_from(self.primary)
+        self.catch_up(self.primary)
 
     def cut_off(self) -> None:
         """End the streaming: nothing that the primary commits from now on comes here."""
@@ -289,5 +279,5 @@ class MariaDbReplica(MariaDbServer):
 
     def promote(self) -> None:
         """Make it a primary; return when it takes writes. Stop the old one before."""
-        for command in ("stop slave", "reset slave all", "set global read_only = 0"):
-            self.execute(command)
+        super().promote()
+        self.execute("set global read_only = 0")
