@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tenure.schedule.schedule import Schedule
     from tenure.services.service import ServiceInfo
     from tenure.stats import JobStats, Latency, NodeStats, RoleStats
+    from tenure.store.namespaces import WaitInfo
     from tenure.store.records import Candidate, GuardedTable, JobRecord, LeaderInfo, RunRecord, TermRecord
     from tenure.term import Term, Transaction
 
@@ -65,6 +66,7 @@ _HOMES = {
     "tenure.schedule.schedule": "Schedule",
     "tenure.services.service": "ServiceInfo",
     "tenure.stats": "JobStats Latency NodeStats RoleStats",
+    "tenure.store.namespaces": "WaitInfo",
     "tenure.store.records": "Candidate GuardedTable JobRecord LeaderInfo RunRecord TermRecord",
     "tenure.databases.guards": "guard_sql",
     "tenure.databases.schema": "tables_sql",
@@ -77,6 +79,7 @@ __all__ = ["Election", "Node", "Term", "Transaction", "__version__"]
 __all__ += ["AsyncElection", "AsyncNode", "AsyncTerm", "AsyncTransaction"]
 __all__ += ["Run", "RunRecord", "Schedule"]
 __all__ += ["Candidate", "GuardedTable", "JobRecord", "LeaderInfo", "MemberInfo", "Registry", "RoleInfo", "TermRecord"]
+__all__ += ["WaitInfo"]
 __all__ += ["Deposed", "Elected", "Event", "LeaderChanged", "Resumed", "Suspended"]
 __all__ += ["JobStats", "Latency", "NodeStats", "RoleStats", "ServiceInfo"]
 __all__ += ["ConfigError", "NodeClosed", "PoolerDetected", "StoreUnavailable", "TenureError", "WaitTimeout"]

@@ -18,8 +18,9 @@ from tenure.databases import guards
 from tenure.databases.backend import LOOK_TIMEOUT_S, backend_for
 from tenure.databases.connecting import time_limit
 from tenure.errors import ConfigError, NodeClosed, NotLeader, StoreUnavailable, WaitTimeout
-from tenure.settings import Password, check_limit, check_name, check_ttl, node_settings
-from tenure.store import job_statements, migrations, records, statements
+from tenure.settings import Password, check_limit, check_name, check_promotion, check_ttl, node_settings
+from tenure.store import job_statements, migrations, namespaces, records, statements
+from tenure.store.namespaces import WaitInfo
 from tenure.store.records import GuardedTable, JobRecord, LeaderInfo, RunRecord, TermRecord
 from tenure.store.session import Failed, Gone, Step
 from tenure.tracebacks import without_locals
@@ -91,6 +92,7 @@ class Registry:
         """Check the settings; do not connect yet."""
         self._settings = node_settings(url, password=password, name="registry", namespace=namespace, schema=schema)
         self._backend = backend_for(self._settings)
+        self._backend.joins = False
         self._session: Any = None
 
     @property
@@ -124,13 +126,19 @@ class Registry:
         if session is not None:
             session.close()
 
-    def create(self, max_ttl: float | None = None, waits: Callable[[float], object] = time.sleep) -> int:
+    def create(
+        self, max_ttl: float | None = None, waits: Callable[[float], object] = time.sleep, promotion: str | None = None
+    ) -> int:
         """Create the tables, or bring them up to date; set the namespace's largest TTL. Return the tables' version.
+
+        ``promotion`` says whether a promoted replica has every commit that was acknowledged: ``"loses-nothing"`` or
+        ``"may-lose"``.
 
         If the namespace is new on a server that was promoted, this waits so that the first node need not (R15):
         ``waits`` is called with a number of seconds, and must return after that time.
         """
         largest = None if max_ttl is None else check_ttl("max_ttl", max_ttl)
+        word = None if promotion is None else check_promotion(promotion, self._settings.database)
         store, self._session, opened = self._backend.open_control()
         if opened.confirmed.made_on_a_promoted_server:
             self.close()
@@ -143,6 +151,8 @@ class Registry:
             if largest is not None:
                 self._limit_ttl(largest)
             with self._asking():
+                if word is not None:
+                    namespaces.set_promotion(self, word)
                 store.release()
                 return migrations.require(self.session)
         finally:
@@ -154,9 +164,8 @@ class Registry:
             raise ConfigError(
                 f"max_ttl={largest:g} is below the TTL of living members: stop them first ({', '.join(longer)})"
             )
-        limit = {"namespace": self.namespace, "max_ttl_ms": round(largest * 1000)}
         with self._asking():
-            self.session.run(Step(statements.SET_MAX_TTL, limit))
+            namespaces.limit_ttl(self, largest)
 
     def namespaces(self) -> list[str]:
         """Return the names of all namespaces that these tables hold."""
@@ -191,6 +200,11 @@ class Registry:
             overdue, led = records.overdue(ago, ttl_ms), tuple(leads.get(id_, ()))
             found.append(MemberInfo(id_, name, host, pid, version, mode, takeover, ttl, since, ago, overdue, led))
         return found
+
+    def waits(self) -> list[WaitInfo]:
+        """Return what the nodes are waiting for at this moment, each with its reason and its end."""
+        with self._asking():
+            return namespaces.waits(self)
 
     def history(self, role: str, limit: int = 20) -> list[TermRecord]:
         """Return the last terms of a role, newest first."""

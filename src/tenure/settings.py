@@ -387,6 +387,24 @@ def check_choice(what: str, value: T, allowed: tuple[T, ...]) -> T:
     return value
 
 
+PROMOTIONS = ("loses-nothing", "may-lose")
+"""What an operator can say about the promotion of a replica (R17)."""
+
+
+def check_promotion(word: str, database: str) -> str:
+    """Return the word; raise ConfigError if there is no such word, or if it cannot be true on the database."""
+    if word not in PROMOTIONS:
+        raise ConfigError(f"promotion={word!r} must be one of {', '.join(map(repr, PROMOTIONS))}")
+    if database == "sqlite":
+        raise ConfigError("promotion= is for databases with replicas, which SQLite does not have: leave it out")
+    if database == "mysql":
+        raise ConfigError(
+            "promotion= is for PostgreSQL: a MariaDB server whose replica does not answer in time acknowledges a "
+            "commit without it, and does not tell the client; leave it out"
+        )
+    return word
+
+
 def check_schema(schema: object) -> str:
     """Return the name of a schema, or raise ConfigError."""
     if not isinstance(schema, str) or not re.fullmatch(r"(?!pg_)[^\W\d]\w*", schema) or len(schema.encode()) > 63:

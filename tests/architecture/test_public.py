@@ -22,7 +22,7 @@ PUBLIC = {
     *("Registry", "RoleInfo", "MemberInfo"),
     *("AsyncNode", "AsyncElection", "AsyncTerm", "AsyncTransaction"),
     *("Event", "Elected", "Suspended", "Resumed", "Deposed", "LeaderChanged"),
-    *("Candidate", "GuardedTable", "JobRecord", "LeaderInfo", "RunRecord", "TermRecord"),
+    *("Candidate", "GuardedTable", "JobRecord", "LeaderInfo", "RunRecord", "TermRecord", "WaitInfo"),
     *("Run", "Schedule"),
     *("JobStats", "NodeStats", "RoleStats", "Latency", "ServiceInfo"),
     *("TenureError", "ConfigError", "StoreUnavailable", "PoolerDetected", "WaitTimeout", "NodeClosed"),

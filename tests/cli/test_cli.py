@@ -25,7 +25,7 @@ from tenure.fence.fence import fence
 from tenure.store import tables
 from tenure.store.session import Step
 from tests.support.cluster import ROOT
-from tests.support.store_by_hand import Desk, Nodes, connected, execute, until
+from tests.support.store_by_hand import Desk, Nodes, connected, execute, table, until
 
 LIVES = "select count(*) from {members} where id = :id and ended_at is null"
 TENURE = Path(sys.executable).with_name("tenure")
@@ -52,6 +52,31 @@ def tell(*arguments: str, url: str) -> Answer:
     answer = Answer(*arguments, url=url)
     assert (answer.code, answer.err) == (0, ""), answer.err
     return answer
+
+
+def test_word_about_promotions_is_refused_where_it_cannot_be_true(store_url):
+    answer = Answer("init", "--promotion", "loses-nothing", url=store_url)
+    if store_url.startswith("postgresql"):
+        assert "has promotion=loses-nothing" in answer.out
+    else:
+        assert (answer.code, answer.out) == (2, "")
+        why = "SQLite does not have" if store_url.startswith("sqlite") else "does not tell the client"
+        assert "promotion= is for" in answer.err
+        assert why in answer.err
+
+
+def test_status_shows_what_is_waited_for_and_until_when(store_url):
+    with Desk(store_url, ttl=10.0) as desk:
+        desk.lead("r")
+        namespaces, members = table(store_url, "namespaces"), table(store_url, "members")
+        execute(store_url, f"update {namespaces} set incarnation = 'elsewhere:1', max_ttl_ms = 30000")
+        execute(store_url, f"update {members} set renewed_at = joined_at, ttl_ms = 1")
+        told = tell("status", url=store_url).out
+        assert re.search(r"waiting: no node is elected before every lease .* is over: 30.6 s \(until .*\d\)", told)
+        assert re.search(r"waiting: role r: leader 'desk-\d+' has not renewed within its TTL: .* \(until .*\d\)", told)
+        waits = json.loads(tell("status", "--json", url=store_url).out)["waits"]
+        assert {wait["role"] for wait in waits} == {None, "r"}
+        assert all(wait["ends"] for wait in waits)
 
 
 def test_status_shows_who_leads_what(store_url):
@@ -145,7 +170,7 @@ def test_json_has_the_documented_shape(store_url):
     with Nodes(store_url, ttl=30) as nodes:
         nodes.pair("scheduler")
         status = json.loads(tell("status", "--json", url=store_url).out)
-        assert set(status) == {"namespace", "roles", "members"}
+        assert set(status) == {"namespace", "roles", "members", "waits"}
         (role,) = status["roles"]
         assert set(role) == {"role", "token", "leader", "overdue", "candidates"}
         assert set(role["leader"]) == {"role", "token", "member_id", "name", "since", "renewed_ago"}

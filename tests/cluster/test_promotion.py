@@ -7,14 +7,18 @@ the namespace's largest permitted TTL, counted by each node from when it first s
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 
 import tenure
 from tenure import registry as tenure_registry
-from tenure.core import timing
+from tenure.core import messages, timing
+from tenure.databases.postgres import doctor as postgres_doctor
 from tenure.fence.fence import fence
+from tenure.settings import node_settings
+from tenure.store.session import Failed
 from tests.support.cluster import ROOT, Cluster, NodeProcess
 from tests.support.servers import PostgresServer, Replica
 from tests.support.store_by_hand import Desk, execute, until
@@ -215,3 +219,125 @@ def test_node_works_with_the_old_limit_until_a_raise_is_ripe(every_replica, capl
     with tenure.Node(url, ttl=30) as node:
         node.election("r").wait(20)
         assert node.ttl == 30
+
+
+@pytest.mark.parametrize("takeover", ["instant", "strict"])
+def test_leader_resumes_its_term_on_a_promoted_replica_that_lacks_nothing(replica, tmp_path, takeover):
+    """Under the same token, which is below those of the new timeline; and nobody waits for the largest TTL (R18)."""
+    name = make_database(replica.primary)
+    with replica.synchronous(), Cluster(replica.url_of_both(name), tmp_path, ttl=20, takeover=takeover) as cluster:
+        cluster.make_ledger()
+        tenure_registry.Registry(replica.primary.url(name)).create(promotion="loses-nothing")
+        nodes = cluster.start(3)
+        leader, token = cluster.wait_for_leader()
+        leader.tell("write")
+        promote(cluster, replica)
+        leader.wait_event("resumed", token=token)
+        leader.tell("write")
+        assert [written for _, written in cluster.ledger()] == [token, token]
+        incarnations = (
+            "select distinct m.incarnation = tenure.incarnation() from tenure.members m where ended_at is null"
+        )
+        until(lambda: replica.execute(incarnations, dbname=name) == [(True,)], "members that came over")
+        assert not [event for node in nodes for event in node.events("deposed")]
+
+        # And the next term of that role has a token of the new timeline.
+        leader.kill()
+        successor, new_token = cluster.wait_for_leader(token)
+        assert successor is not leader
+        assert new_token == TIMELINE_2
+
+
+def test_promoted_replica_that_lacks_nothing_is_trusted_at_once(replica):
+    """Even if the namespace's largest TTL is an hour, and nobody is left who could resume."""
+    name = make_database(replica.primary)
+    with replica.synchronous():
+        tenure_registry.Registry(replica.primary.url(name)).create(max_ttl=3600, promotion="loses-nothing")
+        with Desk(replica.primary.url(name), ttl=5) as desk:
+            desk.lead("r")
+            desk.ask(messages.Leave(desk.id))
+        replica.primary.stop()
+        replica.promote()
+    with tenure.Node(replica.url(name), ttl=5) as node:
+        assert node.election("r").wait(60).token == TIMELINE_2
+    assert replica.execute("select waited_on from tenure.namespaces", dbname=name) == [(None,)]
+
+
+def test_without_the_word_nodes_of_a_synchronous_replica_wait_and_say_until_when(replica):
+    """The limit is the first node's TTL, 10 s at least, and the tables show the wait for it."""
+    name = make_database(replica.primary)
+    with replica.synchronous():
+        with tenure.Node(replica.primary.url(name), ttl=3) as node:
+            node.election("r").wait(20)
+        replica.primary.stop()
+        replica.promote()
+    assert replica.execute("select max_ttl_ms, limit_by from tenure.namespaces", dbname=name) == [(10_000, "nodes")]
+    with tenure_registry.Registry(replica.url(name)) as registry:
+        (wait,) = registry.waits()
+        assert (wait.role, wait.ends) == (None, None), "no node has come yet"
+        with pytest.raises(tenure.ConfigError, match=r"promotion='loses-nothing' cannot be set while .* waits"):
+            tenure_registry.Registry(replica.url(name)).create(promotion="loses-nothing")
+        with tenure.Node(replica.url(name), ttl=3) as node:
+            election = node.election("r")
+            until(registry.members, "a member")
+            (wait,) = registry.waits()
+            assert "10.2 s" in wait.reason
+            ((joined,),) = replica.execute(
+                "select min(joined_at) from tenure.members where ended_at is null", dbname=name
+            )
+            assert (wait.ends - joined).total_seconds() == pytest.approx(10.2)
+            assert not election.is_leader
+            election.wait(60)
+            assert registry.waits() == []
+
+
+@pytest.mark.parametrize("word", ["loses-nothing", "may-lose"])
+def test_commit_whose_wait_for_the_replica_was_cancelled_counts_only_where_promotions_may_lose_it(replica, word):
+    """Although the user's own setting is not to wait at all, and the server may speak any language."""
+    name = make_database(replica.primary)
+    tenure_registry.Registry(replica.primary.url(name)).create(promotion=word)
+    weak = replica.primary.url(name) + "?options=-csynchronous_commit%3Dlocal"
+    with Desk(weak) as desk, replica.synchronous():
+        desk.stand("r")
+        replica.cut_off()
+        requests = [messages.Acquire(desk.id, "desk", ("r",), 0), messages.Renew(desk.id)]
+        if word == "may-lose":
+            assert desk.ask(requests[0]).tokens == {"r": 1}
+            assert desk.ask(requests[1]).alive
+            return
+        waits = f"select wait_event from pg_stat_activity where pid = {desk.session.pid}"
+        with ThreadPoolExecutor(1) as thread:
+            for request in requests:
+                answer = thread.submit(desk.ask, request)
+                until(lambda: replica.primary.execute(waits) == [("SyncRep",)], "a commit that waits")
+                replica.primary.execute(f"select pg_cancel_backend({desk.session.pid})")
+                with pytest.raises(Failed, match="cancelled the wait for the replica"):
+                    answer.result(20)
+        replica.follow()
+        standing = desk.ask(messages.Renew(desk.id))
+        assert [held.token for held in standing.held] == [1], "now the replica has it"
+
+
+def test_release_that_does_not_know_the_word_is_refused_while_it_stands(replica):
+    url = replica.primary.url(make_database(replica.primary))
+    oldest = "select value from tenure.meta where name = 'oldest'"
+    for word, needed in (("loses-nothing", 6), ("may-lose", 1)):
+        tenure_registry.Registry(url).create(promotion=word)
+        assert execute(url, oldest) == [(needed,)]
+
+
+def test_node_and_doctor_warn_while_the_word_cannot_be_true(replica, caplog):
+    name = make_database(replica.primary)
+    url = replica.primary.url(name)
+    tenure_registry.Registry(url).create(promotion="loses-nothing")
+    settings = node_settings(url)
+    with tenure.Node(url, ttl=2):
+        until(lambda: "synchronous_standby_names is empty" in caplog.text, "a warning")
+        (finding,) = [one for one in postgres_doctor.examine(settings) if one.check == "promotion"]
+        assert (finding.level, finding.remedy[:4]) == ("error", "set ")
+        caplog.set_level("INFO")
+        with replica.synchronous():
+            until(lambda: "a promotion can lose nothing again" in caplog.text, "the end of the warning")
+            (finding,) = [one for one in postgres_doctor.examine(settings) if one.check == "promotion"]
+            assert finding.level == "ok"
+    assert caplog.text.count("synchronous_standby_names is empty") <= 2

@@ -584,7 +584,7 @@ def test_the_tables_stay_small(sqlite_url, monkeypatch):
         (lambda: manual.elect("me", expire=0), "expire=0 must be 1 to 3600"),
         (lambda: manual.elect("me", expire=3601), "expire=3601 must be 1 to 3600"),
         (lambda: manual.elect("me", expire="soon"), "expire='soon' must be a number"),
-        (lambda: manual.elect("me", expire=61), "expire=61 is above the largest permitted in namespace 'default', 60"),
+        (lambda: manual.elect("me", expire=61), "expire=61 is above the largest permitted in namespace 'default', 10"),
         (lambda: manual.set_expire(-1), "expire=-1 must be 1 to 3600"),
         (lambda: manual.elect("me", session=object()), "must be a Session or Connection of SQLAlchemy, not object"),
         (lambda: manual.use("oracle://db"), "unknown database 'oracle'"),

@@ -9,11 +9,12 @@ from dataclasses import replace
 import psycopg
 import pytest
 
+from tenure import Registry
 from tenure.core import messages
 from tenure.core.evidence import NEIGHBOURS
 from tenure.core.messages import Server, Verdict
 from tenure.store.session import Failed, Gone, Step
-from tests.support.store_by_hand import Desk, connected, execute, until
+from tests.support.store_by_hand import Desk, connected, execute, table, until
 
 
 def rows(desk, text, **parameters):
@@ -328,3 +329,50 @@ def test_one_connections_wait_is_nobody_elses(postgres_url):
         blocker.execute("select pg_advisory_unlock(1)")
         thread.join(20)
         assert answered
+
+
+# --- the largest TTL of a namespace (R16) -------------------------------------------------------------------------
+
+
+def limit(url):
+    """The limit of the namespace, the ripe one, and who set it."""
+    (row,) = execute(url, f"select max_ttl_ms, ripe_ttl_ms, limit_by from {table(url, 'namespaces')}")
+    return row
+
+
+@pytest.mark.parametrize(("ttl", "largest"), [(3.0, 10_000), (30.0, 30_000)])
+def test_limit_of_a_new_namespace_is_the_first_nodes_ttl_and_ten_seconds_at_least(store_url, ttl, largest):
+    with Desk(store_url, join=False, ttl=ttl):
+        assert limit(store_url) == (largest, largest, "nodes")
+
+
+def test_limit_that_init_leaves_open_is_set_by_the_first_node(store_url):
+    Registry(store_url).create()
+    assert limit(store_url) == (60_000, 60_000, "open")
+    with Desk(store_url, join=False, ttl=20.0):
+        assert limit(store_url) == (20_000, 20_000, "nodes")
+
+
+def test_limit_is_not_set_below_the_ttl_of_a_member_that_an_older_release_has_let_join(store_url):
+    Registry(store_url).create()
+    with Desk(store_url, ttl=40.0):
+        execute(store_url, f"update {table(store_url, 'namespaces')} set limit_by = 'open', max_ttl_ms = 60000")
+        with Desk(store_url, join=False, ttl=10.0):
+            assert limit(store_url)[0] == 40_000
+
+
+def test_node_raises_the_limit_for_itself_and_the_raise_ripens(store_url):
+    with Desk(store_url, join=False, ttl=10.0), Desk(store_url, join=False, ttl=30.0) as longer:
+        assert limit(store_url) == (30_000, 10_000, "nodes")
+        ripe = 30.0 if store_url.startswith("sqlite") else 10.0
+        assert longer.opened.confirmed.ripe_ttl == ripe
+
+
+@pytest.mark.parametrize("ttl", [20.0, 61.0])
+def test_node_does_not_raise_a_limit_above_a_minute_or_one_that_an_operator_has_set(store_url, ttl):
+    with Desk(store_url, join=False, ttl=10.0):
+        if ttl < 60:
+            Registry(store_url).create(max_ttl=10)
+        before = limit(store_url)
+        with Desk(store_url, join=False, ttl=ttl):
+            assert limit(store_url) == before

@@ -11,6 +11,7 @@ from tenure import Registry, fence_sql, tables_sql
 from tenure.cli.internals import grants_sql
 from tenure.cli.options import Seconds, database, place, schema_option
 from tenure.cli.output import report_errors, without_password
+from tenure.settings import PROMOTIONS
 
 
 @click.command()
@@ -39,21 +40,27 @@ def resign(role: str, to: str | None, timeout: float, url: str | None, namespace
 
 @click.command()
 @click.option("--max-ttl", type=float, help="The largest TTL that nodes of the namespace may have, in seconds.")
+@click.option("--promotion", type=click.Choice(PROMOTIONS),
+              help="Whether a promoted replica has every commit that was acknowledged (PostgreSQL).")  # fmt: skip
 @database
-def init(max_ttl: float | None, url: str | None, namespace: str | None, schema: str) -> None:
+def init(max_ttl: float | None, promotion: str | None, url: str | None, namespace: str | None, schema: str) -> None:
     """Create the tables, or bring them up to date.
 
-    Nodes do that themselves. Use this command if their database user may not create tables, or to change the largest
-    permitted TTL, which is 60 s at first. After the promotion of a replica, every node waits for the largest TTL.
+    Nodes do that themselves. Use this command if their database user may not create tables, or to set the largest
+    permitted TTL. If you do not set it, nodes do: it is the longest TTL of any node, and at least 10 s. After the
+    promotion of a replica, every node waits for the largest TTL, unless you say that a promotion loses nothing.
+    Say that only if replication is synchronous, and only a synchronous replica is ever promoted.
 
     \b
     tenure init --url postgresql://owner@localhost/app
     tenure init --max-ttl 30
+    tenure init --promotion loses-nothing
     """
     registry = Registry(url, namespace=namespace, schema=schema)
-    version = registry.create(max_ttl, waits=_wait_for_leases)
+    version = registry.create(max_ttl, waits=_wait_for_leases, promotion=promotion)
     limit = "" if max_ttl is None else f"; the largest TTL of namespace {registry.namespace!r} is {max_ttl:g} s"
-    click.echo(f"the tables are up to date, in version {version}{limit}")
+    word = "" if promotion is None else f"; namespace {registry.namespace!r} has promotion={promotion}"
+    click.echo(f"the tables are up to date, in version {version}{limit}{word}")
 
 
 def _wait_for_leases(seconds: float) -> None:

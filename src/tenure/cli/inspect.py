@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from tenure import MemberInfo, Registry, RoleInfo, TermRecord
+from tenure import MemberInfo, Registry, RoleInfo, TermRecord, WaitInfo
 from tenure.cli.options import Seconds, as_json, database
 from tenure.cli.output import Columns, on_terminal, one_line, print_json, printable, show, table, without_password
 from tenure.errors import StoreUnavailable
@@ -25,11 +25,12 @@ class Overview:
     namespace: str
     roles: list[RoleInfo]
     members: list[MemberInfo]
+    waits: list[WaitInfo]
 
     @classmethod
     def of(cls, registry: Registry) -> Overview:
         """Read the namespace from the database."""
-        return cls(registry.namespace, registry.roles(), registry.members())
+        return cls(registry.namespace, registry.roles(), registry.members(), registry.waits())
 
 
 ROLE_COLUMNS = {
@@ -59,7 +60,8 @@ def status(url: str | None, namespace: str | None, schema: str, *, json_: bool) 
     """Show every role and its leader, and every living member.
 
     The first command to run when you wonder who leads. An overdue leader has not renewed its lease within its TTL: it
-    is dead, paused or cut off, and no other node has taken over yet.
+    is dead, paused or cut off, and no other node has taken over yet. If the nodes are waiting for something, such as
+    old leases after the promotion of a replica, the last lines say for what, and until when.
 
     \b
     tenure status
@@ -80,6 +82,10 @@ def print_status(registry: Registry, *, json_: bool) -> None:
         show(overview.roles, ROLE_COLUMNS)
         click.echo()
         show(overview.members, MEMBER_COLUMNS)
+        for wait in overview.waits:
+            role = f"role {wait.role}: " if wait.role else ""
+            ends = when(wait.ends) if wait.ends else "not begun: start a node"
+            click.echo(printable(f"\nwaiting: {role}{wait.reason} (until {ends})"))
 
 
 @click.command()

@@ -52,7 +52,12 @@ class Confirmation:
     @property
     def confirm_at(self) -> float:
         """When every lease that may have been given elsewhere is over, counted from the first sight of this server."""
-        return timing.NEVER if self.trusted else self._unconfirmed[1] + timing.silence(self.confirmed.longest_lease)
+        if self.trusted:
+            return timing.NEVER
+        # If the promotion has lost nothing, every lease is in these tables, and its holder with its own TTL (R17).
+        if self.confirmed.lacks_nothing(self.confirmed, self.server):
+            return self._unconfirmed[1]
+        return self._unconfirmed[1] + timing.silence(self.confirmed.longest_lease)
 
     @property
     def ripe_at(self) -> float:

@@ -20,6 +20,7 @@ import enum
 from dataclasses import dataclass
 
 from tenure.core import timing
+from tenure.core.backoff import Backoff
 from tenure.core.messages import Member, Server
 
 Phase = enum.Enum("Phase", "NONE JOINING LIVE DOUBT RESUMING LEAVING GONE")
@@ -42,6 +43,20 @@ TABLE: dict[Phase, dict[PhaseEvent, Phase]] = {
     Phase.LEAVING: {PhaseEvent.LEFT: Phase.GONE},
     Phase.GONE: {},
 }
+
+
+@dataclass
+class ControlConnection:
+    """The control connection, which holds the member's sentinel."""
+
+    reopen: Backoff
+    sentinels: bool
+    """Whether a sentinel can be held on it."""
+    is_open: bool = False
+    proven: bool = False
+    """Whether a request has succeeded on it."""
+    sent: float = timing.LONG_AGO
+    """The moment just before the last request was sent. Trust is counted from it."""
 
 
 @dataclass

@@ -77,6 +77,10 @@ class Confirmed:
     limits: int = 0
     """Counts how often the largest TTL was set."""
     place: str = ""
+    loses_nothing: bool = False
+    """Whether an operator has said that a promoted replica has every commit that was acknowledged (R17)."""
+    replicated: bool = field(default=True, compare=False)
+    """Whether commits wait for a replica at this moment. It decides nothing: right after a promotion they do not."""
 
     @property
     def line(self) -> str:
@@ -87,6 +91,12 @@ class Confirmed:
     def made_on_a_promoted_server(self) -> bool:
         """Whether the namespace was missing on a server that may have been promoted, and was created there (R15)."""
         return self.incarnation.endswith(":0")
+
+    def lacks_nothing(self, before: Server | Confirmed, server: Server) -> bool:
+        """Whether the tables of this server have everything that was acknowledged on the line ``before`` (R17)."""
+        system, _, timeline = before.incarnation.rpartition(":")
+        promoted = server.incarnation.rpartition(":")[0] == system and 0 < int(timeline or 0) < server.timeline
+        return self.loses_nothing and promoted and before.place == server.place
 
     @property
     def longest_lease(self) -> float:
@@ -215,13 +225,15 @@ class Renew:
 
 @dataclass(frozen=True)
 class Resume:
-    """Take up the row again with a new sentinel, after a restart of the server."""
+    """Take up the row again with a new sentinel, after a restart of the server or a promotion that lost nothing."""
 
     member: Member
     """As before, but with a new key: another client could have taken the old one while it was free."""
     server: Server
     epoch: int
     """Higher than in every earlier attempt, so that no earlier attempt can take effect after this one."""
+    was: str = ""
+    """The incarnation under which the row was written, which a promotion may have changed."""
 
 
 @dataclass(frozen=True)

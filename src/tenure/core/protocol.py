@@ -21,7 +21,7 @@ from tenure.core import messages, timing
 from tenure.core.backoff import Backoff, Throttle
 from tenure.core.confirmation import Confirmation
 from tenure.core.leaders import ObservedLeaders
-from tenure.core.membership import Membership, Phase, PhaseEvent
+from tenure.core.membership import ControlConnection, Membership, Phase, PhaseEvent
 from tenure.core.roles import Roles
 from tenure.core.timing import LONG_AGO, NEVER, RETRY_S
 from tenure.core.watch_lane import WatchLane
@@ -46,18 +46,6 @@ class ProtocolOptions:
     metadata: str = "{}"
 
 
-@dataclass
-class _ControlConnection:
-    reopen: Backoff
-    sentinels: bool
-    """Whether a sentinel can be held on it."""
-    is_open: bool = False
-    proven: bool = False
-    """Whether a request has succeeded on it."""
-    sent: float = LONG_AGO
-    """The moment just before the last request was sent. Trust is counted from it."""
-
-
 class NodeProtocol:
     """One node's decisions. Not thread-safe: the caller holds a lock around every call."""
 
@@ -73,7 +61,7 @@ class NodeProtocol:
         self._chance = random.Random(seed)  # noqa: S311 - ids need to be unique, not secret
         self._membership = Membership(settings.ttl, settings.renew_every)
         self._confirmation = Confirmation()
-        self._connection = _ControlConnection(self._backoff(settings.ttl / 20), settings.sentinels)
+        self._connection = ControlConnection(self._backoff(settings.ttl / 20), settings.sentinels)
         self._retry = self._backoff(LONGEST_PAUSE_S)
         self._watch = WatchLane(self._backoff(LONGEST_PAUSE_S))
         self._leaders = ObservedLeaders()
@@ -261,10 +249,7 @@ class NodeProtocol:
             connection.reopen.failed(now)
         connection.proven = False
         if membership.row and self.settings.takeover == "instant" and membership.member.key is not None:
-            was_live = self.phase is Phase.LIVE
-            membership.step(PhaseEvent.SENTINEL_LOST)
-            if was_live and self.phase is Phase.DOUBT:
-                self.news.extend(Suspended(role, token) for role, token in self.roles.holding.items())
+            self._suspend()
 
     def notified(self, kind: str, role: str, now: float) -> None:
         """Process a notification: a role is ``vacant``, has ``changed`` hands, or should be resigned.
@@ -319,8 +304,8 @@ class NodeProtocol:
         row = self._membership.row
         assert row is not None
         row.epoch += 1
-        member = replace(row.member, key=self._chance.getrandbits(31))
-        return messages.Resume(member, self._confirmation.server, row.epoch)
+        member = replace(row.member, key=None if row.member.key is None else self._chance.getrandbits(31))
+        return messages.Resume(member, self._confirmation.server, row.epoch, row.server.incarnation)
 
     def _end(self) -> messages.End:
         line = self._confirmation.server.line
@@ -341,7 +326,10 @@ class NodeProtocol:
         if row is None:
             return
         if row.server.line != opened.server.line:
-            self._over(EndReason.REPLACED)
+            if not opened.confirmed.lacks_nothing(row.server, opened.server):
+                self._over(EndReason.REPLACED)
+            else:
+                self._carry_over()
         elif row.server.file != opened.server.file:
             self._over(EndReason.FILE_REPLACED)
         elif self.phase is not Phase.DOUBT:
@@ -350,6 +338,12 @@ class NodeProtocol:
             self._membership.step(PhaseEvent.RESTARTED)
         else:
             self._over(EndReason.CUT)
+
+    def _carry_over(self) -> None:
+        """Take the row up again on the promoted server, which has it (R18). The fence refuses the terms until then."""
+        self._suspend()
+        self._membership.step(PhaseEvent.RESTARTED)
+        self._watch.verdicts.clear()
 
     def _joined(self, request: messages.Join, joined: messages.Joined, now: float) -> None:
         membership = self._membership
@@ -371,6 +365,9 @@ class NodeProtocol:
             self._over(EndReason.ENDED)
             return
         if isinstance(request, messages.Resume):
+            # A candidacy may be missing there: nobody checks whether its commit has waited for the replica.
+            if membership.row.server.line != request.server.line:
+                self.roles.unregistered.update(self.roles.standing)
             membership.row.member, membership.row.server = request.member, request.server
         resumed = membership.step(PhaseEvent.RESUMED)
         membership.extend(self._connection.sent, self.stop_within)
@@ -433,6 +430,12 @@ class NodeProtocol:
 
     def _renew_by(self, due: float) -> None:
         self._membership.renew_at = min(self._membership.renew_at, due)
+
+    def _suspend(self) -> None:
+        was_live = self.phase is Phase.LIVE
+        self._membership.step(PhaseEvent.SENTINEL_LOST)
+        if was_live and self.phase is Phase.DOUBT:
+            self.news.extend(Suspended(role, token) for role, token in self.roles.holding.items())
 
     def _lose_all(self, reason: EndReason) -> None:
         self.generation += 1

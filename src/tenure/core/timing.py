@@ -26,6 +26,7 @@ MIN_TTL_S = 1.0
 MAX_TTL_S = 3600.0
 DEFAULT_TTL_S = 10.0
 DEFAULT_MAX_TTL_S = 60.0
+"""The longest TTL that a node may have in a namespace whose limit no operator has set, unless it is the first node."""
 
 RIPENS_AFTER_S = 600.0
 """How old a raise of the largest TTL must be before a membership may rely on it. A promoted replica is assumed to lack
@@ -58,6 +59,11 @@ def server_patience(ttl: float) -> float:
     It is never less than the trust of its owner: a sentinel that is freed earlier would be a false proof of death.
     """
     return ttl + margin(ttl)
+
+
+def first_limit(ttl: float) -> float:
+    """Return the largest TTL of a namespace whose first node has this TTL (R16)."""
+    return max(ttl, DEFAULT_TTL_S)
 
 
 def renewal_interval(ttl: float) -> float:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tenure import __version__
-from tenure.core import timing
 from tenure.core.messages import End, Opened, Verdict
 from tenure.errors import ConfigError, StoreUnavailable
 from tenure.events import EndReason
@@ -45,6 +44,9 @@ class Backend(abc.ABC):
     """How leaders are elected: ``hybrid``, ``lease`` or ``lock``; None before the first connection."""
     has_tokens = True
     """Whether a term has a token. In mode ``lock`` a role is a lock and nothing else."""
+
+    joins = True
+    """Whether this is for a node, whose TTL the namespace must permit."""
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
@@ -108,7 +110,7 @@ class Backend(abc.ABC):
         for what, name in (("namespace", settings.namespace), ("name", settings.name)):
             check_encoding(what, name, session.encoding)
         store = make(session, sentinel, settings.namespace, this_process(), terminate_silent_member)
-        return store, Opened(*store.open(max(settings.ttl, timing.DEFAULT_MAX_TTL_S)))
+        return store, Opened(*store.open(settings.ttl if self.joins else None))
 
 
 def backend_for(settings: NodeSettings) -> Backend:

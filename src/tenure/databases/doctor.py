@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from tenure.core import timing
+from tenure.core.messages import Confirmed
 from tenure.databases.connecting import Connector
 from tenure.databases.guards import guarded_tables
 from tenure.databases.hosts import Host
@@ -301,12 +302,25 @@ def namespace(case: Case) -> Iterator[Finding]:
         yield warning("namespace", text, "start a node, and wait")
     else:
         yield ok("namespace", f"{name!r} is confirmed here; the largest permitted TTL is {largest_s:g} s")
+    yield from _promotion(name, row)
     if row.ripe_ttl < largest_s:
         text = f"the largest TTL of {name!r} was raised recently: until a node has seen the new one for 10 minutes"
         yield ok("largest ttl", f"{text}, nodes join with at most {row.ripe_ttl:g} s")
     if ttl_s > largest_s:
         text = f"ttl={ttl_s:g} is above the largest permitted in {name!r}, {largest_s:g}: nodes refuse to start"
         yield error("largest ttl", text, f"use a shorter TTL, or `tenure init --max-ttl {ttl_s:g}`")
+
+
+def _promotion(name: str, row: Confirmed) -> Iterator[Finding]:
+    """Say whether what an operator said about promotions can be true."""
+    if row.loses_nothing and row.replicated:
+        yield ok("promotion", f"{name!r} loses nothing: a promoted replica is trusted at once")
+    elif row.loses_nothing:
+        text = (
+            f"{name!r} is said to lose nothing, but synchronous_standby_names is empty: commits do not wait for a "
+            "replica, and a promotion now could give two leaders"
+        )
+        yield error("promotion", text, "set synchronous_standby_names, or run `tenure init --promotion may-lose`")
 
 
 def members(case: Case) -> Iterator[Finding]:

@@ -40,6 +40,8 @@ class ControlLane(Lane):
         self._encoding = "utf-8"
         self._line = ""
         self._told_ttl = False
+        self._unkept = False
+        """Whether it was logged that commits do not wait for a replica although they should."""
 
     # From other threads
 
@@ -136,6 +138,8 @@ class ControlLane(Lane):
 
     def _perform(self, request: Any) -> Any:
         reply = super()._perform(request)
+        if isinstance(reply, messages.Standing) and reply.confirmed is not None:
+            self._report_replication(reply.confirmed)
         if isinstance(reply, messages.Standing) and reply.clock_us is not None:
             self._engine.database_clock.heard(reply.clock_us)
             self._engine.database_clock.requests = reply.requests
@@ -207,6 +211,23 @@ class ControlLane(Lane):
                 "and nodes that join cannot use the raise yet",
                 *(name, engine.ttl, engine.settings.ttl, timing.RIPENS_AFTER_S / 60),
             )
+
+    def _report_replication(self, confirmed: messages.Confirmed) -> None:
+        """Log once per change whether what an operator said about promotions is true (R17)."""
+        unkept = confirmed.loses_nothing and not confirmed.replicated
+        if unkept == self._unkept:
+            return
+        self._unkept = unkept
+        log, name = self._engine.log, self._engine.settings.name
+        if unkept:
+            log.warning(
+                "node %s: the namespace has promotion=loses-nothing, but synchronous_standby_names is empty: commits "
+                "do not wait for a replica, and a promotion now could give two leaders; set it, or run "
+                "`tenure init --promotion may-lose`",
+                name,
+            )
+        else:
+            log.info("node %s: a promotion can lose nothing again, or no longer has to", name)
 
     def _report_failure(self, request: messages.ControlRequest, error: Exception) -> None:
         """Log what failed, or let ``start()`` raise it.

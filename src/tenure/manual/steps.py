@@ -197,7 +197,7 @@ class ManualElection:
 
     def _permitted(self, ttl: float) -> tuple[Server, float]:
         """Return the server and the permitted expiry: a shorter one while a raise of the largest TTL ripens (R14)."""
-        server, confirmed = self.store.open(max(ttl, timing.DEFAULT_MAX_TTL_S))
+        server, confirmed = self.store.open(ttl)
         if ttl > confirmed.max_ttl:
             raise ConfigError(
                 f"expire={ttl:g} is above the largest permitted in namespace {self.store.namespace!r}, "
@@ -285,13 +285,13 @@ class ManualElection:
 
         They are confirmed when the largest TTL has passed since the first member joined here, by the database's clock.
         """
-        server, confirmed = self.store.open(timing.DEFAULT_MAX_TTL_S)
+        server, confirmed = self.store.open(None)
         if confirmed.line != server.line:
             ((first, now),) = self._read(statements.FIRST_JOINED)
             if records.seconds_between(first, now) < timing.silence(confirmed.longest_lease):
                 return None
             self.store.perform(messages.Confirm(confirmed, server))
-            server, confirmed = self.store.open(timing.DEFAULT_MAX_TTL_S)
+            server, confirmed = self.store.open(None)
         return confirmed.base + server.floor
 
     def _acquire(self, own: Membership, role: str, holding: RoleState, floor: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tenure.core import messages, timing
 from tenure.core.messages import Confirmed, Held, Vacancy
-from tenure.store import job_statements, statements, tables
+from tenure.store import job_statements, statements, tables, tidy_statements
 from tenure.store.dialects import listed
 from tenure.store.session import Failed, Gone, Result, Sentinel, Session, Step
 
@@ -83,19 +83,31 @@ class ControlStore:
                 raise Gone("the tables were dropped: the node creates them again when it reconnects") from error
             raise
 
-    def open(self, default_max_ttl: float) -> tuple[messages.Server, Confirmed]:
-        """Return which server this is, and on which server the namespace's tables are trusted."""
+    def open(self, ttl: float | None) -> tuple[messages.Server, Confirmed]:
+        """Return which server this is, and on which server the namespace's tables are trusted.
+
+        Create the namespace if it is missing. ``ttl`` is the TTL of a node that will join, and None for a caller that
+        will not: it leaves the limit of a new namespace to the first node (R16).
+        """
         server = self.session.server()
+        limit = timing.DEFAULT_MAX_TTL_S if ttl is None else timing.first_limit(ttl)
+        limits = {"max_ttl_ms": round(limit * 1000), "ripe_ttl_ms": round(min(limit, timing.DEFAULT_MAX_TTL_S) * 1000)}
         add = self._step(
             statements.ADD_NAMESPACE,
             incarnation=server.incarnation,
             unconfirmed=server.unconfirmed,
             promoted=int(server.promoted),
             line=server.line,
-            max_ttl_ms=round(default_max_ttl * 1000),
-            ripe_ttl_ms=round(min(default_max_ttl, timing.DEFAULT_MAX_TTL_S) * 1000),
+            limit_by="open" if ttl is None else "nodes",
+            **limits,
         )
-        _, found = self.session.run(add, self._step(statements.CONFIRMED))
+        steps = [add]
+        if ttl is not None:
+            steps.append(self._step(statements.SETTLE_MAX_TTL, **limits))
+            # A longer TTL needs an operator's word: a mistyped one would make every later promotion wait for it.
+            if ttl <= timing.DEFAULT_MAX_TTL_S:
+                steps.append(self._step(statements.RAISE_MAX_TTL, ttl_ms=round(ttl * 1000)))
+        *_, found = self.session.run(*steps, self._step(statements.CONFIRMED))
         return server, confirmed(found, server)
 
     def _step(self, text: str, **parameters: object) -> Step:
@@ -158,6 +170,7 @@ class ControlStore:
             epoch=request.epoch,
             server_start=request.server.start,
             incarnation=request.server.incarnation,
+            was=request.was,
             **self._backends(),
         )
         return self._standing(renewal, member.id, (), thorough=True)
@@ -175,6 +188,8 @@ class ControlStore:
         )
         if renewed.count == 0:
             return messages.Standing(alive=False)
+        row = confirmed(found, self.session.server())
+        self._check_replicated(row.loses_nothing)
         others_stand = {role for (role,) in contested.rows}
         return messages.Standing(
             alive=True,
@@ -184,7 +199,7 @@ class ControlStore:
             ),
             vacant=_vacancies(vacant),
             alone_in=tuple(role for role in alone_in if role not in others_stand),
-            confirmed=confirmed(found, self.session.server()),
+            confirmed=row,
             clock_us=found.rows[0][-1],
             requests=found.rows[0][-2],
         )
@@ -267,8 +282,10 @@ class ControlStore:
         """
         lock = statements.LOCK_PATIENTLY if request.patient else statements.LOCK_FREE
         with self.session.transaction() as run:
-            me, free = run(
-                self._step(statements.LOCK_MEMBER, id=request.member_id), self._step(lock, names=listed(request.roles))
+            promotion, me, free = run(
+                self._step(statements.PROMOTION),
+                self._step(statements.LOCK_MEMBER, id=request.member_id),
+                self._step(lock, names=listed(request.roles)),
             )
             if not me.rows:
                 return messages.Acquired()
@@ -290,7 +307,13 @@ class ControlStore:
             )
             # A candidate that came too late has nothing to tell, and a thousand of them may come.
             self._tell("changed", request.member_id, where=self._step(statements.TAKEN, **mine))
+        self._check_replicated(promotion.rows[0][0] == statements.LOSES_NOTHING if promotion.rows else False)
         return messages.Acquired(dict(taken.rows), busy=tuple(sorted(busy)))
+
+    def _check_replicated(self, loses_nothing: bool) -> None:
+        """Raise ``Failed`` if the commit should be on a replica, and its wait was cancelled (R17)."""
+        if loses_nothing and self.session.unreplicated:
+            raise Failed("somebody cancelled the wait for the replica: the commit does not count before the next one")
 
     def _vacate(self, request: messages.Vacate) -> messages.Vacated:
         """Vacate the role. If fenced transactions are open, only mark the term, so that no new one begins."""
@@ -316,6 +339,7 @@ class ControlStore:
         """Trust this server from now on. The caller has waited for the longest lease that ``old`` permits."""
         old, server = request.old, request.server
         same_system = old.incarnation.split(":")[0] == server.incarnation.split(":")[0]
+        waited = old.longest_lease >= timing.DEFAULT_MAX_TTL_S and not old.lacks_nothing(old, server)
         confirm = self._step(
             statements.CONFIRM,
             old=old.incarnation,
@@ -324,7 +348,7 @@ class ControlStore:
             place=server.place,
             same_tokens=int(same_system and old.place == server.place),
             above=server.floor,
-            waited_on=server.line if old.longest_lease >= timing.DEFAULT_MAX_TTL_S else None,
+            waited_on=server.line if waited else None,
         )
         self.session.run(confirm)
         return messages.Done()
@@ -342,16 +366,17 @@ class ControlStore:
 
     def _tidy(self, request: messages.Tidy) -> messages.Done:
         _, last_kept, long = self.session.run(
-            self._step(statements.DELETE_CANDIDACIES),
-            self._step(statements.LAST_KEPT_END, kept=KEPT_MEMBERS),
-            self._step(statements.LONG_HISTORIES, kept=KEPT_TERMS),
+            self._step(tidy_statements.DELETE_CANDIDACIES),
+            self._step(tidy_statements.LAST_KEPT_END, kept=KEPT_MEMBERS),
+            self._step(tidy_statements.LONG_HISTORIES, kept=KEPT_TERMS),
         )
         for (before,) in last_kept.rows:
             self.session.run(
-                self._step(statements.CLOSE_TERMS, before=before), self._step(statements.DELETE_MEMBERS, before=before)
+                self._step(tidy_statements.CLOSE_TERMS, before=before),
+                self._step(tidy_statements.DELETE_MEMBERS, before=before),
             )
         for (role,) in long.rows:
-            self.session.run(self._step(statements.DELETE_TERMS, role=role, kept=KEPT_TERMS))
+            self.session.run(self._step(tidy_statements.DELETE_TERMS, role=role, kept=KEPT_TERMS))
         self._fold_runs()
         (live,) = self.session.read(self._step(statements.LIVE_KEYS))
         self.sentinel.sweep({key for (key,) in live.rows})
@@ -383,12 +408,14 @@ def confirmed(result: Result, server: messages.Server) -> Confirmed:
     """Return the contents of a namespace's row; raise ``Gone`` if this connection cannot work with them."""
     if not result.rows:
         raise Gone("the namespace was deleted: the node creates it again when it reconnects")
-    incarnation, base, max_ttl_ms, ripe_ttl_ms, limits, place, here, oldest, *_ = result.rows[0]
+    incarnation, base, max_ttl_ms, ripe_ttl_ms, limits, place, here, oldest, promotion, standbys, *_ = result.rows[0]
     if here != server.place:
         raise Gone("the tables were replaced by others of the same name while the node was connected")
     if (oldest or 0) > tables.MIGRATIONS[-1].version:
         raise Gone("a newer release has changed the tables so that this one cannot work with them: upgrade Tenure here")
-    return Confirmed(incarnation, base, max_ttl_ms / 1000, ripe_ttl_ms / 1000, limits, place)
+    loses_nothing = promotion == statements.LOSES_NOTHING
+    limit = (max_ttl_ms / 1000, ripe_ttl_ms / 1000, limits)
+    return Confirmed(incarnation, base, *limit, place, loses_nothing, replicated=bool(standbys))
 
 
 def _outcomes(rows: Sequence[tuple[Any, ...]]) -> str:

@@ -72,6 +72,9 @@ _SHARED = {
     "was_replica": "0",
     "ripe": "least(max_ttl_ms, coalesce(ripe_ttl_ms, 60000))",
     "serial": "0",
+    "standbys": "null",
+    "replicated": "null",
+    "for_key_share": "",
     "insert": "insert",
     "or_nothing": "on conflict do nothing",
     "or_lock": "on conflict do nothing",
@@ -100,6 +103,11 @@ def postgresql(schema: str) -> Dialect:
             "unreserved": "(select pg_catalog.jsonb_array_elements_text(cast(:unreserved as jsonb)))",
             "from_listed": "pg_catalog.jsonb_array_elements_text(cast(:names as jsonb)) as listed(value)",
             "for_share": "for share",
+            "for_key_share": "for key share",
+            "standbys": "pg_catalog.current_setting('synchronous_standby_names')",
+            "replicated": "case when promotion = 'loses-nothing' and pg_catalog.current_setting('synchronous_commit')"
+            " in ('off', 'local', 'remote_write')"
+            " then pg_catalog.set_config('synchronous_commit', 'on', true) end",
             "wait_for_role": f"and {quoted}wait_for_role(namespace, name)",
             "incarnation": quoted + "incarnation()",  # its timeline shows whether the server was a replica
             "place": quoted + "place()",

@@ -96,7 +96,8 @@ class Schema(abc.ABC):
             texts += migration.functions
         texts += migration.tables
         texts.append(f"update {{meta}} set value = {migration.version} where name = 'version'")
-        texts.append(f"update {{meta}} set value = {migration.oldest} where name = 'oldest'")
+        needed = migration.oldest  # never less than before: an operator's word may need a newer release (R17)
+        texts.append(f"update {{meta}} set value = {needed} where name = 'oldest' and value < {needed}")
         return texts
 
     def statements(self) -> list[str]:
@@ -162,6 +163,11 @@ def _apply(run: Run, schema: Schema, migration: Migration) -> None:
         except Exception as error:
             if error_code(error) not in schema.there_already:
                 raise
+
+
+def oldest() -> int:
+    """Return the oldest version that a release must know to work with this release's tables."""
+    return max(migration.oldest for migration in tables.MIGRATIONS)
 
 
 def no_tables(location: str = Schema.location) -> str:

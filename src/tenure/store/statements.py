@@ -34,10 +34,12 @@ RESUME = """
 update {members}
 set renewals = renewals + 1, renewed_at = {now}, control_pid = :control_pid, control_start = :control_start,
     watch_pid = :watch_pid, watch_start = :watch_start,
-    sentinel_key = :key, sentinel_epoch = :epoch, server_start = :server_start
-where id = :id and ended_at is null and incarnation = :incarnation and sentinel_epoch < :epoch
+    sentinel_key = :key, sentinel_epoch = :epoch, server_start = :server_start, incarnation = :incarnation
+where id = :id and ended_at is null and incarnation in (:was, :incarnation) and coalesce(place, {place}) = {place}
+  and sentinel_epoch < :epoch
 """
-"""A request that was delayed on its way has a lower epoch than the one that replaced it, and changes nothing."""
+"""A request that was delayed on its way has a lower epoch than the one that replaced it, and changes nothing. The row
+has its new incarnation already if an earlier request took effect, and its answer was lost."""
 
 END_SILENT = """
 update {members} set ended_at = {now}, end_reason = 'silence'
@@ -190,12 +192,13 @@ select {incarnation}, {place}, {was_replica}
 """
 
 ADD_NAMESPACE = """
-{insert} into {namespaces} (name, incarnation, base, max_ttl_ms, ripe_ttl_ms, limit_set_at, place, waited_on)
+{insert} into {namespaces} (name, incarnation, base, max_ttl_ms, ripe_ttl_ms, limit_set_at, place, waited_on,
+                             limit_by)
 select :namespace,
        case when waited.line is not null
                  or (:promoted = 0 and not exists (select 1 from {namespaces} o where o.place <> {place}))
             then :incarnation else :unconfirmed end,
-       0, :max_ttl_ms, :ripe_ttl_ms, {now}, {place}, waited.line
+       0, :max_ttl_ms, :ripe_ttl_ms, {now}, {place}, waited.line, :limit_by
 from (select max(w.waited_on) as line from {namespaces} w where w.waited_on = :line) as waited
 where true
 {or_nothing}
@@ -204,11 +207,33 @@ where true
 these tables came from. So no node is elected in the new one until every lease that the lost one may have granted is
 over, unless a node has already waited that long on this line of data, for another namespace (R15)."""
 
+SETTLE_MAX_TTL = """
+update {namespaces}
+set ripe_ttl_ms = {least}(:ripe_ttl_ms, max_ttl_ms), limit_by = 'nodes', limit_set_at = {now},
+    max_ttl_ms = {greatest}(:max_ttl_ms, coalesce(
+        (select max(m.ttl_ms) from {members} m where m.namespace = :namespace and m.ended_at is null), 0))
+where name = :namespace and limit_by = 'open'
+"""
+"""The first node sets the limit that `tenure init` has left open (R16). Older releases join without setting it."""
+
+RAISE_MAX_TTL = """
+update {namespaces}
+set ripe_ttl_ms = {ripe}, limits = limits + 1, limit_set_at = {now}, max_ttl_ms = :ttl_ms
+where name = :namespace and limit_by = 'nodes' and max_ttl_ms < :ttl_ms
+"""
+"""A node raises the limit for its own TTL, unless an operator has set the limit. The raise ripens (R14, R16)."""
+
 CONFIRMED = """
 select incarnation, base, max_ttl_ms, {ripe}, limits, coalesce(place, {place}), {place},
-       (select value from {meta} where name = 'oldest'), requests, {now_us}
+       (select value from {meta} where name = 'oldest'), promotion, {standbys}, {replicated}, requests, {now_us}
 from {namespaces} where name = :namespace
 """
+
+PROMOTION = """
+select promotion, {replicated} from {namespaces} where name = :namespace {for_key_share}
+"""
+"""Reads what an operator says about promotions. If they lose nothing, the commit waits for the replica (R17). The lock
+makes sure that a transaction which does not wait is committed before the operator's word."""
 
 CONFIRM = """
 update {namespaces}
@@ -356,10 +381,31 @@ select name from {namespaces} order by name
 
 SET_MAX_TTL = """
 update {namespaces}
-set ripe_ttl_ms = {least}({ripe}, :max_ttl_ms), limits = limits + 1, limit_set_at = {now}, max_ttl_ms = :max_ttl_ms
-where name = :namespace and max_ttl_ms <> :max_ttl_ms
+set ripe_ttl_ms = {least}({ripe}, :max_ttl_ms), limits = limits + 1, limit_set_at = {now}, limit_by = 'operator',
+    max_ttl_ms = :max_ttl_ms
+where name = :namespace and (max_ttl_ms <> :max_ttl_ms or coalesce(limit_by, '') <> 'operator')
 """
 """MariaDB assigns the columns in the order of the text, so the limit comes last."""
+
+LOSES_NOTHING = "loses-nothing"
+MAY_LOSE = "may-lose"
+"""The words of an operator about promotions, in the column ``promotion``. None means the second."""
+
+SET_PROMOTION = (
+    "select 1 from {namespaces} where name = :namespace for update",
+    """
+update {namespaces} set promotion = :promotion
+where name = :namespace and (:promotion = 'may-lose'
+                             or incarnation = {incarnation} and coalesce(place, {place}) = {place})
+""",
+    """
+update {meta} set value = {greatest}(:oldest, case when exists (
+    select 1 from {namespaces} where promotion = 'loses-nothing') then 6 else 0 end) where name = 'oldest'
+""",
+)
+"""A promotion that is being waited for came before the word, so the word must not shorten that wait. Releases before
+version 6 do not know the word, and begin terms by commits whose wait for the replica was cancelled: they are refused
+as long as a namespace has it."""
 
 FORGET_ROLES = (
     "delete from {runs} where namespace = :namespace",
@@ -383,37 +429,3 @@ FORGET_MEMBERS = (
     "delete from {members} where namespace = :namespace",
     "delete from {namespaces} where name = :namespace",
 )
-
-# Keeping the tables small ------------------------------------------------------------------------------------
-
-LAST_KEPT_END = """
-select ended_at from {members} where namespace = :namespace and ended_at is not null
-order by ended_at desc limit 1 offset :kept
-"""
-
-CLOSE_TERMS = """
-update {terms}
-set ended_at = (select m.ended_at from {members} m where m.id = member_id),
-    end_reason = (select m.end_reason from {members} m where m.id = member_id)
-where namespace = :namespace and ended_at is null and resigned_at is null and member_id in (
-    select m.id from {members} m where m.namespace = :namespace and m.ended_at is not null and m.ended_at <= :before)
-"""
-
-DELETE_CANDIDACIES = """
-delete from {candidates} where namespace = :namespace and member_id in (
-    select m.id from {members} m where m.namespace = :namespace and m.ended_at is not null)
-"""
-
-DELETE_MEMBERS = """
-delete from {members} where namespace = :namespace and ended_at is not null and ended_at <= :before
-"""
-
-LONG_HISTORIES = """
-select role from {terms} where namespace = :namespace group by role having count(*) > :kept
-"""
-
-DELETE_TERMS = """
-delete from {terms} where namespace = :namespace and role = :role and token < (
-    select min(token) from (select token from {terms} where namespace = :namespace and role = :role
-                            order by token desc limit :kept) as kept)
-"""

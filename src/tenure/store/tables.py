@@ -289,13 +289,20 @@ _FLEETS = (
 )
 """What a look and a renewal read, so that their cost does not grow with the number of members and roles (R19, R20)."""
 
+_PROMOTION = (
+    "alter table {namespaces} add column limit_by {text}",
+    "alter table {namespaces} add column promotion {text}",
+)
+"""Who set the largest TTL (R16): nobody yet (``open``), ``nodes``, or an ``operator``; and whether a promotion loses
+commits (R17). Older releases write neither: their limits count as an operator's, and promotions may lose commits."""
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(1, _TABLES, (_INCARNATION, _FENCE, _WAIT_FOR_ROLE, _SAME_SERVER)),
     Migration(2, _JOBS),
     Migration(3, _LIMITS_AND_PLACES, (_PLACE, _SAME_SERVER.replace("create function", "create or replace function"))),
     Migration(4, _RUNS),
     Migration(5, (), (_FENCE.replace("create function", "create or replace function"), *guards.FUNCTIONS)),
-    Migration(6, _FLEETS),
+    Migration(6, (*_FLEETS, *_PROMOTION)),
 )
 
 
@@ -305,7 +312,7 @@ def _columns() -> dict[str, list[str]]:
         table[1]: re.findall(r"^    (?!primary key)(\w+) ", table[0], re.MULTILINE)
         for table in re.finditer(r"create table {(\w+)} \(.*?\n\)", "".join((*_TABLES, *_JOBS, *_RUNS)), re.DOTALL)
     }
-    for statement in (*_LIMITS_AND_PLACES, *_RUNS):
+    for statement in (*_LIMITS_AND_PLACES, *_RUNS, *_PROMOTION):
         if added := re.match(r"alter table {(\w+)} add column (\w+)", statement):
             columns[added[1]].append(added[2])
     return columns

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tenure.core import timing
 from tenure.core.confirmation import Confirmation
 from tenure.core.messages import Acquire, Confirm, Join, Open, Opened, Renew, Ripen, Server, Standing
@@ -53,6 +55,19 @@ def test_tokens_of_a_promoted_server_begin_above_all_that_were_issued():
     requests = node.run(0.0, {Open: Opened(PROMOTED, replace(HERE, base=5))})
     (acquire,) = [request for request in requests if isinstance(request, Acquire)]
     assert acquire.floor == 2**40 + 5
+
+
+def test_server_that_lacks_nothing_is_confirmed_at_once():
+    confirmation = Confirmation()
+    confirmation.see(PROMOTED, replace(CONFIRMED, loses_nothing=True), 5.0)
+    assert confirmation.confirm_at == 5.0
+
+
+@pytest.mark.parametrize("row", [{"incarnation": "other:1"}, {"incarnation": "system:0"}, {"place": "dump"}])
+def test_dump_and_missing_namespace_are_waited_for_whatever_promotions_lose(row):
+    confirmation = Confirmation()
+    confirmation.see(PROMOTED, replace(CONFIRMED, loses_nothing=True, **row), 5.0)
+    assert confirmation.confirm_at >= 5.0 + SILENCE
 
 
 def test_wait_goes_on_across_reconnects():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tenure.core.messages import Join, Open, Opened, Renew, Resume, Standing
+import pytest
+
+from tenure.core.messages import Held, Join, Open, Opened, Renew, Resume, Server, Stand, Standing
 from tenure.events import Deposed, Elected, Resumed, Suspended
 from tests.unit.core.scripted import CONFIRMED, EVERY, FAILS, LOST, RESTARTED, SERVER, TRUST, ScriptedNode, leader
 
@@ -82,6 +84,53 @@ def test_promoted_server_ends_the_term_in_either_mode():
         node = in_doubt(takeover=takeover)
         node.run(1.0, {Open: Opened(replace(SERVER, incarnation="system:2"), CONFIRMED)})
         assert node.news()[-1] == Deposed("r", 1, "the server was replaced")
+
+
+PROMOTED = Server("start 9", "system:2", 2, promoted=True)
+LOSES_NOTHING = replace(CONFIRMED, loses_nothing=True)
+
+
+@pytest.mark.parametrize("takeover", ["instant", "strict"])
+def test_term_goes_on_across_a_promotion_that_lost_nothing(takeover):
+    node = in_doubt(takeover=takeover)
+    held = Standing(alive=True, held=(Held("r", 1),), confirmed=LOSES_NOTHING)
+    requests = node.run(1.0, {Open: Opened(PROMOTED, LOSES_NOTHING), Resume: held})
+    (resume,) = [request for request in requests if isinstance(request, Resume)]
+    assert (resume.was, resume.server, resume.member.key is None) == ("system:1", PROMOTED, takeover == "strict")
+    assert node.news() == [Suspended("r", 1), Resumed("r", 1)]
+    assert node.believes(1.0) == {"r": 1}
+    assert Stand in map(type, requests), "the candidacy may be missing there"
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        Opened(PROMOTED, CONFIRMED),
+        Opened(replace(PROMOTED, place="restored"), LOSES_NOTHING),
+        Opened(replace(PROMOTED, incarnation="another:2"), LOSES_NOTHING),
+        Opened(Server("start 9", "system:1", place="restored"), LOSES_NOTHING),
+    ],
+    ids=["may lose", "a dump", "another system", "the same timeline"],
+)
+def test_term_is_over_on_a_server_that_may_lack_commits(there):
+    node = in_doubt()
+    requests = node.run(1.0, {Open: there})
+    assert Resume not in map(type, requests)
+    assert node.news()[1] == Deposed("r", 1, "the server was replaced")
+
+
+def test_resume_whose_answer_was_lost_on_a_promoted_server_is_tried_again_in_strict_mode():
+    node = in_doubt(takeover="strict")
+    there = {Open: Opened(PROMOTED, LOSES_NOTHING)}
+    node.run(1.0, there | {Resume: LOST})
+    assert [request.epoch for request in node.run(1.1, there) if isinstance(request, Resume)] == [2]
+    assert node.news() == [Suspended("r", 1), Resumed("r", 1)], "announced once"
+
+
+def test_term_whose_trust_ended_before_the_promotion_was_found_is_not_resumed():
+    node = in_doubt()
+    node.run(TRUST, {Open: Opened(PROMOTED, LOSES_NOTHING), Resume: Standing(alive=True, held=(Held("r", 1),))})
+    assert Resumed("r", 1) not in node.news()
 
 
 def test_doubt_that_lasts_ends_the_term_at_the_deadline():

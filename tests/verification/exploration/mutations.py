@@ -68,8 +68,8 @@ class RipeAtOnce(Tables):
 
 
 class ConfirmedAtOnce(ModelStore):
-    def open(self, default_max_ttl: float) -> tuple[messages.Server, messages.Confirmed]:
-        server, confirmed = super().open(default_max_ttl)
+    def open(self, ttl: float | None) -> tuple[messages.Server, messages.Confirmed]:
+        server, confirmed = super().open(ttl)
         if confirmed.made_on_a_promoted_server:
             confirmed = self.tables.confirmed = dataclasses.replace(confirmed, incarnation=server.incarnation)
         return server, confirmed
@@ -103,6 +103,7 @@ SHOWN = {
     "observation kept across a broken connection": Showing("silent for too long", _in(STRICT, "stop")),
     "acquire on an unconfirmed server": Showing(LEADERS, _in(INSTANT, "promotion", settled=False)),
     "a new server confirmed at once": Showing(LEADERS, _in(INSTANT, "promotion", settled=False)),
+    "confirmed at once on a line that may lack commits": Showing(LEADERS, _in(INSTANT, "promotion", settled=False)),
     "a raise of the largest TTL is ripe at once": Showing(
         LEADERS, _in(STRICT, budget=0, ttl=2.0, ttls=(4.0, 2.0), settled=False, tables=RipeAtOnce)
     ),
@@ -147,6 +148,10 @@ NOT_SHOWN = {
     "a missing namespace waits for its own limit only": "every limit is the world's one TTL",
     "a restored copy is taken for the original": "nobody restores a dump in the small world",
     "tokens of a restored copy follow those in the dump": "nobody restores a dump in the small world",
+    "a node's own raise of the largest TTL is ripe at once": "an operator sets the limit of the small world",
+    "a commit counts although its wait for the replica was cancelled": "promotions lose commits in the small world",
+    "the word that promotions lose nothing counts for an earlier promotion": "nobody says so in the small world",
+    "a term that is resumed on a promoted server keeps its old incarnation": "promotions lose commits there",
     "a reservation outlives its member": "nobody reserves a role for anybody in the small world",
     "a holder that is not a neighbour is not watched": "every member of the small world is a neighbour",
     "a node never looks farther back than its neighbours": "every member of the small world is a neighbour",

@@ -123,7 +123,12 @@ class Base:
                 self.write = None
             return messages.Done()
         if isinstance(request, messages.Open):
-            return messages.Opened(*store.open(self.max_ttl)) if up else CLOSED
+            if not up:
+                return CLOSED
+            store.open(None)
+            if self.tables.limit_by == "open":
+                self.tables.limit_ttl(self.max_ttl)
+            return messages.Opened(*store.open(None))
         return messages.Watching() if up else CLOSED
 
     def _examine(self, request: Any, answer: Any) -> Effect:
@@ -176,6 +181,7 @@ class Base:
     def raise_limit(self, seconds: float) -> None:
         """Begin with a namespace whose largest TTL was raised just now; the replica lacks it."""
         self.tables.confirmed = messages.Confirmed(self.identity.incarnation, 0, self.max_ttl, self.max_ttl)
+        self.tables.limit_by = "operator"
         self.do_snapshot()
         self.tables.limit_ttl(seconds)
 

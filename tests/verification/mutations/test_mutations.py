@@ -131,6 +131,42 @@ MUTATIONS = [
         ),
     ),
     Mutation(
+        "confirmed at once on a line that may lack commits",
+        "promotion-lacks-acquire",
+        TWO_LEADERS,
+        (("core/messages.py", "return self.loses_nothing and promoted and", "return promoted and"),),
+    ),
+    Mutation(
+        "a commit counts although its wait for the replica was cancelled",
+        "cancelled-wait",
+        TWO_LEADERS,
+        (("store/control.py", "if loses_nothing and self.session.unreplicated:", "if False:"),),
+    ),
+    Mutation(
+        "the word that promotions lose nothing counts for an earlier promotion",
+        "word-after-promotion",
+        TWO_LEADERS,
+        (
+            (
+                "store/statements.py",
+                "or incarnation = {incarnation} and coalesce(place, {place}) = {place})",
+                "or 1 = 1)",
+            ),
+        ),
+    ),
+    Mutation(
+        "a term that is resumed on a promoted server keeps its old incarnation",
+        "switchover",
+        "and may write",
+        (
+            (
+                "store/statements.py",
+                "server_start = :server_start, incarnation = :incarnation\n",
+                "server_start = :server_start\n",
+            ),
+        ),
+    ),
+    Mutation(
         "a raise of the largest TTL is ripe at once",
         "promotion-lacks-raise",
         TWO_LEADERS,
@@ -141,6 +177,12 @@ MUTATIONS = [
                 "set ripe_ttl_ms = :max_ttl_ms, limits",
             ),
         ),
+    ),
+    Mutation(
+        "a node's own raise of the largest TTL is ripe at once",
+        "promotion-lacks-own-raise",
+        TWO_LEADERS,
+        (("store/statements.py", "set ripe_ttl_ms = {ripe}, limits", "set ripe_ttl_ms = :ttl_ms, limits"),),
     ),
     Mutation(
         "a raise ripens before a replica must have it",
@@ -219,11 +261,11 @@ MUTATIONS = [
         "promotion-lacks-takeover",
         TWO_LEADERS,
         (
-            ("core/protocol.py", "if row.server.line != opened.server.line:", "if False:"),
+            ("core/protocol.py", "if not opened.confirmed.lacks_nothing(row.server, opened.server):", "if False:"),
             (
                 "store/statements.py",
-                "ended_at is null and incarnation = :incarnation and sentinel_epoch < :epoch\n",
-                "ended_at is null and sentinel_epoch < :epoch\n",
+                "ended_at is null and incarnation in (:was, :incarnation) and coalesce",
+                "ended_at is null and coalesce",
             ),
         ),
     ),
@@ -243,13 +285,7 @@ MUTATIONS = [
         "a delayed resume replaces the one that came instead",
         "delayed-resume",
         "two leaders|while it leads|the same node leads|under the same token",
-        (
-            (
-                "store/statements.py",
-                " and incarnation = :incarnation and sentinel_epoch < :epoch\n",
-                " and incarnation = :incarnation\n",
-            ),
-        ),
+        (("store/statements.py", "\n  and sentinel_epoch < :epoch\n", "\n"),),
     ),
     Mutation(
         "proof of death on another server",
@@ -279,7 +315,7 @@ MUTATIONS = [
         "no doubt",
         "instant-leader-cut",
         TWO_LEADERS,
-        (("core/protocol.py", "            membership.step(PhaseEvent.SENTINEL_LOST)\n", ""),),
+        (("core/protocol.py", "            self._suspend()\n", "            pass\n"),),
     ),
     Mutation(
         "server's keepalive shorter than the TTL",

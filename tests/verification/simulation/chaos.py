@@ -59,6 +59,24 @@ def promotions(sim: Simulation) -> None:
     _chaos(sim, kinds, 60.0, 8.0, 12.0)
 
 
+@scenario(max_ttl=12.0, loses_nothing=True)
+def lossless(sim: Simulation) -> None:
+    """Promotions again and again that lose nothing which was acknowledged; everything else at times."""
+    kinds = (
+        "promotion",
+        "promotion",
+        "promotion",
+        "cut",
+        "pause",
+        "resign",
+        "partition",
+        "fast stop",
+        "crash",
+        "stall",
+    )
+    _chaos(sim, kinds, 60.0, 6.0, 0.0)
+
+
 @scenario()
 def restarts(sim: Simulation) -> None:
     """Servers that stop and start, with connections cut in between."""

@@ -158,6 +158,10 @@ class SimSession:
             self._server = self.connection.server.identity
         return self._server
 
+    @property
+    def unreplicated(self) -> bool:
+        return self.connection.server.replica_is_away
+
     def close(self) -> None:
         pass
 
@@ -250,6 +254,19 @@ class SqlDatabase:
         limit = {"namespace": NAMESPACE, "max_ttl_ms": round(seconds * 1000)}
         self.sqlite.execute(DIALECT.text(statements.SET_MAX_TTL), limit)
 
+    def administer(self, max_ttl: float, *, loses_nothing: bool) -> None:
+        """An operator has set what there is to set, before any node joined."""
+        if self.sqlite.execute("select 1 from tenure_namespaces where limit_by = 'open'").fetchone():
+            self.limit_ttl(max_ttl)
+            if loses_nothing:
+                self.set_promotion(loses_nothing=True)
+
+    def set_promotion(self, *, loses_nothing: bool) -> None:
+        """An operator says whether a promotion loses commits."""
+        word = statements.LOSES_NOTHING if loses_nothing else statements.MAY_LOSE
+        parameters = {"namespace": NAMESPACE, "promotion": word}
+        self.sqlite.execute(DIALECT.text(statements.SET_PROMOTION[1]), parameters)
+
     def request(self, role: str) -> None:
         """An operator asks the leader to resign."""
         text = "update tenure_roles set request_token = token where name = ? and holder is not null"
@@ -282,6 +299,7 @@ class ModelDatabase:
             server=lambda: server.identity,
             locked=server.locked_roles,
             backend=(connection.pid, connection.started),
+            unreplicated=lambda: server.replica_is_away,
         )
 
     watch = control
@@ -315,6 +333,15 @@ class ModelDatabase:
 
     def limit_ttl(self, seconds: float) -> None:
         self.tables.limit_ttl(seconds)
+
+    def administer(self, max_ttl: float, *, loses_nothing: bool) -> None:
+        if self.tables.limit_by == "open":
+            self.limit_ttl(max_ttl)
+            if loses_nothing:
+                self.set_promotion(loses_nothing=True)
+
+    def set_promotion(self, *, loses_nothing: bool) -> None:
+        self.tables.set_promotion(self.server.identity, loses_nothing=loses_nothing)
 
     def request(self, role: str) -> None:
         row = self.tables.roles.get(role)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tenure.core import messages, timing
 from tenure.core.messages import Confirmed, Held, Server, Sighting, Vacancy
-from tenure.store.session import Gone
+from tenure.store.session import Failed, Gone
 
 
 @dataclass
@@ -52,6 +52,7 @@ class Tables:
     """What the database stores, for one namespace."""
 
     confirmed: Confirmed | None = None
+    limit_by: str = ""
     members: dict[str, MemberRow] = field(default_factory=dict)
     roles: dict[str, RoleRow] = field(default_factory=dict)
     candidates: set[tuple[str, str]] = field(default_factory=set)
@@ -63,9 +64,35 @@ class Tables:
     def limit_ttl(self, seconds: float) -> None:
         """What `tenure init --max-ttl` writes."""
         row = self.confirmed
-        if row and row.max_ttl != seconds:
-            ripe = min(row.ripe_ttl, seconds)
-            self.confirmed = replace(row, max_ttl=seconds, ripe_ttl=ripe, limits=row.limits + 1)
+        if row and (row.max_ttl, self.limit_by) != (seconds, "operator"):
+            self.limit_by = "operator"
+            self._set_limit(row, seconds)
+
+    def raise_limit(self, ttl: float) -> None:
+        """What a node writes whose TTL is above the limit."""
+        row = self.confirmed
+        if row and self.limit_by == "nodes" and row.max_ttl < ttl <= timing.DEFAULT_MAX_TTL_S:
+            self._set_limit(row, ttl)
+
+    def _set_limit(self, row: Confirmed, seconds: float) -> None:
+        ripe = min(row.ripe_ttl, seconds)
+        self.confirmed = replace(row, max_ttl=seconds, ripe_ttl=ripe, limits=row.limits + 1)
+
+    def settle_limit(self, ttl: float) -> None:
+        """What the first node writes."""
+        row = self.confirmed
+        if row and self.limit_by == "open":
+            limit = timing.first_limit(ttl)
+            given = [member.ttl for member in self.members.values() if member.ended_at is None]
+            ripe = min(limit, timing.DEFAULT_MAX_TTL_S)
+            self.confirmed = replace(row, max_ttl=max([limit, *given]), ripe_ttl=ripe)
+            self.limit_by = "nodes"
+
+    def set_promotion(self, server: Server, *, loses_nothing: bool) -> None:
+        """What `tenure init --promotion` writes."""
+        row = self.confirmed
+        if row and (row.line == server.line or not loses_nothing):
+            self.confirmed = replace(row, loses_nothing=loses_nothing)
 
     def lives(self, member_id: str | None) -> bool:
         member = self.members.get(member_id) if member_id else None
@@ -99,7 +126,9 @@ class ModelStore:
         server: Callable[[], Server],
         locked: Callable[[], Iterable[str]] = tuple,
         backend: tuple[int, str] = (0, ""),
+        unreplicated: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._unreplicated = unreplicated
         self._tables = tables
         self.sentinel = sentinel
         self.tell = tell
@@ -118,13 +147,16 @@ class ModelStore:
     def perform(self, request: messages.ControlRequest) -> messages.ControlReply:
         return getattr(self, "_" + type(request).__name__.lower())(request)
 
-    def open(self, default_max_ttl: float) -> tuple[Server, Confirmed]:
+    def open(self, ttl: float | None) -> tuple[Server, Confirmed]:
         tables, server = self.tables, self.server()
         self._met = server
         if tables.confirmed is None:
             trusted = server.unconfirmed if server.promoted else server.incarnation
-            ripe = min(default_max_ttl, timing.DEFAULT_MAX_TTL_S)
-            tables.confirmed = Confirmed(trusted, 0, default_max_ttl, ripe, place=server.place)
+            limit = timing.DEFAULT_MAX_TTL_S
+            tables.confirmed, tables.limit_by = Confirmed(trusted, 0, limit, limit, place=server.place), "open"
+        if ttl is not None:
+            tables.settle_limit(ttl)
+            tables.raise_limit(ttl)
         return server, tables.confirmed
 
     # Membership
@@ -164,15 +196,18 @@ class ModelStore:
         row.renewals += 1
         row.key, row.epoch = member.key, request.epoch
         row.control, row.server_start = self.backend, request.server.start
+        row.line = request.server.line
         return self._standing(member.id, (), thorough=True)
 
     def _resumable(self, row: MemberRow, request: messages.Resume) -> bool:
-        return row.line == request.server.line and row.epoch < request.epoch
+        lines = [f"{incarnation} {request.server.place}" for incarnation in (request.was, request.server.incarnation)]
+        return row.line in lines and row.epoch < request.epoch
 
     def _standing(self, me: str, alone_in: tuple[str, ...], *, thorough: bool) -> messages.Standing:
         tables = self.tables
         if self._met and self._met.place != self.server().place:
             raise Gone("the tables were replaced")
+        self._check_replicated()
         contested = {role for role, member in tables.candidates if member != me and tables.lives(member)}
         return messages.Standing(
             alive=True,
@@ -261,11 +296,17 @@ class ModelStore:
                 tokens[name] = role.token
         if any(name in request.roles and role.holder == request.member_id for name, role in tables.roles.items()):
             self.tell(f"changed {request.member_id}")
+        self._check_replicated()
         mine = {name for name, role in tables.roles.items() if role.holder == request.member_id}
         unheld = mine.union(vacancy.role for vacancy in self._vacant(request.member_id))
         return messages.Acquired(
             tokens, busy=tuple(role for role in request.roles if role in unheld and role not in free)
         )
+
+    def _check_replicated(self) -> None:
+        """A commit that is on no replica does not count, if promotions are said to lose nothing."""
+        if self.tables.confirmed and self.tables.confirmed.loses_nothing and self._unreplicated():
+            raise Failed("the wait for the replica was cancelled")
 
     def _takeable(self, role: RoleRow, name: str, request: messages.Acquire) -> bool:
         vacant = role.holder == request.member_id or not self.tables.lives(role.holder)

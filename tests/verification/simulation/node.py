@@ -381,7 +381,7 @@ class SimNode:
             connection = server.accept(self, lane)
             if lane == "control":
                 try:
-                    connection.opened = messages.Opened(*connection.work.open(server.max_ttl))
+                    connection.opened = messages.Opened(*self._open(connection))
                 except (Failed, Gone):
                     server.end(connection, "could not be prepared")
                     down.send(lambda: self._do(lane, life, lambda: finish(None)))
@@ -392,6 +392,15 @@ class SimNode:
 
         up.send(arrive)
         self._timer(lane + " connect", "keeper", self.now + self.connect_timeout_s, lambda: finish(None))
+
+    def _open(self, connection: Connection) -> tuple[messages.Server, messages.Confirmed]:
+        """Find or create the namespace. If no operator has set its largest TTL, nodes do."""
+        work, max_ttl = connection.work, self.server.max_ttl
+        if max_ttl is None:
+            return work.open(self.settings.ttl)
+        work.open(None)
+        self.server.database.administer(max_ttl, loses_nothing=self.server.loses_nothing)
+        return work.open(None)
 
     def _share_backend_pids(self) -> None:
         """Let the row name both connections, as the engine does."""

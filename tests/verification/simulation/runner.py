@@ -42,7 +42,7 @@ class Outcome:
 def run(scenario: str, seed: int, *, sql: bool = False, trace: bool = False) -> Outcome:
     """Run one seed of one scenario. An exception in the code under test is a violation as well."""
     story = SCENARIOS[scenario]
-    simulation = Simulation(seed, scenario, sql=sql, max_ttl=story.max_ttl)
+    simulation = Simulation(seed, scenario, sql=sql, max_ttl=story.max_ttl, loses_nothing=story.loses_nothing)
     outcome = Outcome(scenario, seed, sql)
     try:
         story.tell(simulation)

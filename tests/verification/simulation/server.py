@@ -95,12 +95,25 @@ class SimServer:
 
     slice_s = timing.SLICE_S
 
-    def __init__(self, core: Core, oracles: Oracles, clock: Clock, *, sql: bool, max_ttl: float) -> None:
+    def __init__(
+        self,
+        core: Core,
+        oracles: Oracles,
+        clock: Clock,
+        *,
+        sql: bool,
+        max_ttl: float | None,
+        loses_nothing: bool = False,
+    ) -> None:
         self.core = core
         self.oracles = oracles
         self.clock = clock
         self.sql = sql
         self.max_ttl = max_ttl
+        self.loses_nothing = loses_nothing
+        """Whether promotions lose nothing that was acknowledged, and an operator has said so."""
+        self.replica_is_away = False
+        """Whether commits are acknowledged with a warning, because their wait for the replica was cancelled."""
         self.up = True
         self.accepting = True
         self.full = False
@@ -372,7 +385,9 @@ class SimServer:
 
     def promotion(self, lag_s: float, down_s: float, *, silent: bool) -> None:
         """Lose the host; a replica that lacks the last ``lag_s`` takes over. ``silent``: the nodes do not notice."""
-        image = self.database.snapshot()
+        if self.loses_nothing and self.replica_is_away:
+            return
+        image, self.replica_is_away = self.database.snapshot(), True
         self.core.note(f"replica: has everything up to here, {lag_s:.3f} s before the host is lost")
         self.core.after(lag_s, lambda: self._promote(image, down_s, silent=silent))
 
@@ -386,6 +401,7 @@ class SimServer:
         self.database.replace(image)
 
     def _promote(self, image: Any, down_s: float, *, silent: bool) -> None:
+        self.replica_is_away = False
         if not self.up or not self.accepting:
             return
         self.core.note("server: host lost, replica promoted" + (", nobody hears of it" if silent else ""))

@@ -15,10 +15,14 @@ from tests.verification.simulation.server import SimServer
 class Simulation:
     """One seed of one scenario."""
 
-    def __init__(self, seed: int, scenario: str, *, sql: bool = False, max_ttl: float = 60.0) -> None:
+    def __init__(
+        self, seed: int, scenario: str, *, sql: bool = False, max_ttl: float | None = 60.0, loses_nothing: bool = False
+    ) -> None:
         self.core = Core(f"{scenario}/{seed}")
         self.oracles = Oracles(self.core)
-        self.server = SimServer(self.core, self.oracles, self._clock(), sql=sql, max_ttl=max_ttl)
+        self.server = SimServer(
+            self.core, self.oracles, self._clock(), sql=sql, max_ttl=max_ttl, loses_nothing=loses_nothing
+        )
         self.nodes: list[SimNode] = self.oracles.nodes
 
     def _clock(self, rate: float | None = None) -> Clock:

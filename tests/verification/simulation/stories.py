@@ -147,6 +147,22 @@ def promotion_lacks_raise(sim: Simulation) -> None:
     sim.calm(20.0)
 
 
+@scenario(max_ttl=None)
+def promotion_lacks_own_raise(sim: Simulation) -> None:
+    """A node raises the largest TTL for itself, leads, and a replica is promoted that lacks the raise (R16)."""
+    sim.node("early", ttl=5.0)
+    sim.run(1.0)
+    sim.server.promotion(30.0, 0.05, silent=True)
+    sim.run(10.0)
+    leader = sim.node("leader", "r", ttl=30.0, takeover="strict")
+    sim.elect("r", leader, 2.0)
+    sim.run(18.0)
+    sim.expect(leader.believes("r"), "the leader has heard of nothing")
+    sim.node("new", "r", ttl=5.0, takeover="strict")
+    sim.run(30.0)
+    sim.calm(20.0)
+
+
 @scenario(max_ttl=5.0)
 def raise_ripens(sim: Simulation) -> None:
     """A raise counts for nodes that join when it has stood for ten minutes. No node joins again because of it."""
@@ -182,6 +198,55 @@ def limit_set_twice(sim: Simulation) -> None:
     sim.node("new", "r", ttl=5.0, takeover="strict")
     sim.run(30.0)
     sim.calm(20.0)
+
+
+@scenario(max_ttl=20.0, loses_nothing=True)
+def cancelled_wait(sim: Simulation) -> None:
+    """A node acquires the role, its wait for the replica is cancelled, and the replica is promoted (R17)."""
+    sim.node("early", ttl=TTL)
+    sim.run(1.0)
+    sim.server.promotion(2.0, 0.05, silent=True)
+    leader = sim.node("leader", "r", ttl=TTL, takeover="strict")
+    sim.run(2.2)
+    sim.node("new", "r", ttl=TTL, takeover="strict")
+    leader.link.block(*BOTH)
+    sim.run(TTL)
+    leader.link.heal()
+    sim.calm(20.0)
+
+
+@scenario(max_ttl=20.0, loses_nothing=True)
+def switchover(sim: Simulation) -> None:
+    """A replica that lacks nothing is promoted: the leader resumes its term there under the same token (R18)."""
+    kind = sim.core.chance.choice(("instant", "strict"))
+    leader, _ = _pair(sim, kind, kind)
+    _after_renewal(sim, leader)
+    token = leader.protocol.roles.holding["r"]
+    sim.server.promotion(0.0, 0.2 * TTL, silent=False)
+    sim.run(0.1)
+    sim.run_until(lambda: sim.server.timeline > 1 and sim.server.up, TTL, "the promotion")
+    sim.run(2.0)  # in strict mode the leader trusts its lease meanwhile
+    sim.expect(leader.believes("r"), "the same node leads after the switchover")
+    sim.expect(leader.protocol.roles.holding.get("r") == token, "under the same token")
+    sim.expect(sim.server.database.fenced("r", token, leader.protocol.member_id), "and may write")
+    sim.calm(20.0)
+    sim.expect(not sim.oracles.ends, "nobody is ended")
+
+
+@scenario(max_ttl=20.0)
+def word_after_promotion(sim: Simulation) -> None:
+    """A promotion loses an acquisition, and then an operator says that promotions lose nothing (R17)."""
+    sim.node("early", ttl=TTL)
+    sim.run(1.0)
+    sim.server.promotion(2.0, 0.05, silent=True)
+    leader = sim.node("leader", "r", ttl=TTL)
+    sim.elect("r", leader, 1.5)
+    sim.run(2.2)
+    sim.server.database.set_promotion(loses_nothing=True)
+    sim.expect(leader.believes("r"), "the leader has heard of nothing")
+    sim.node("new", "r", ttl=TTL)
+    sim.run(TTL)
+    sim.calm(40.0)
 
 
 @scenario(max_ttl=20.0)

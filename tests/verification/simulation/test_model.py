@@ -30,6 +30,7 @@ class Bench:
     """Just enough of a server for one database: locks, identity, and what was told."""
 
     slice_s = 1.0
+    replica_is_away = False
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         self.identity = Server("start-1", "system:1", 1)
@@ -84,7 +85,7 @@ class Bench:
 VERBS = (
     "join", "join", "renew", "renew", "resume", "silence", "death", "stand", "stand", "acquire", "acquire", "acquire",
     "vacate", "vacate", "confirm", "leaders", "tidy", "leave", "look", "fence", "busy", "request", "restart", "promote",
-    "restore", "limit", "ripen",
+    "restore", "limit", "open", "ripen",
 )  # fmt: skip
 OPERATIONS = st.lists(st.tuples(st.sampled_from(VERBS), *[st.integers(0, 11)] * 4), min_size=1, max_size=40)
 
@@ -98,7 +99,7 @@ class Comparison:
         self.ids: list[str] = []
         self.slots: dict[str, int] = {}
         for bench in (self.real, self.model):
-            bench.lanes[0].work.open(60.0)
+            bench.lanes[0].work.open(None)
         for number in range(3):  # so that the first operation already finds members
             self.join(number, number, 1, 0)
             self.stand(number, 6, 0, 0)
@@ -144,7 +145,8 @@ class Comparison:
         row = self.model.database.tables.members.get(id_)
         member = Member(id_, "name", TTL, "instant", 99 + key if key % 3 else row.key if row else None)
         epoch = (row.epoch if row else 0) + (late != 0)
-        self.perform(slot, messages.Resume(member, self.real.identity, epoch))
+        was = row.line.partition(" ")[0] if row and key < 6 else ""
+        self.perform(slot, messages.Resume(member, self.real.identity, epoch, was))
 
     def silence(self, by: int, who: int, stale: int, _: int) -> None:
         id_ = self.member(who)
@@ -188,6 +190,15 @@ class Comparison:
         for bench in (self.real, self.model):
             bench.database.limit_ttl(10.0 + 10 * seconds)
 
+    def open(self, slot: int, ttl: int, *_: int) -> None:
+        """A node connects, or `tenure init`; on a new connection, which sees where the tables are now."""
+        answers = []
+        for bench in (self.real, self.model):
+            lane = bench.lanes[slot % SLOTS]
+            opened = bench.database.control(lane).open((None, 2.0, 10.0, 30.0, 60.0, 90.0)[ttl % 6])
+            answers.append(opened[1])
+        assert answers[0] == answers[1]
+
     def ripen(self, stale: int, *_: int) -> None:
         present = self.model.database.tables.confirmed
         self.perform(0, messages.Ripen(replace(present, limits=present.limits - (stale == 0))))
@@ -227,14 +238,15 @@ class Comparison:
         for bench in (self.real, self.model):
             bench.locks.clear()
             bench.identity = replace(bench.identity, start=bench.identity.start + "+")
+            bench.connect()
 
     def promote(self, system: int, *_: int) -> None:
         self.restart()
         for bench in (self.real, self.model):
-            bench.connect()
             timeline = bench.identity.timeline + 1
             name = "other" if system == 0 else bench.identity.incarnation.split(":")[0]
             bench.identity = replace(bench.identity, incarnation=f"{name}:{timeline}", timeline=timeline)
+            bench.connect()
 
     def restore(self, *_: int) -> None:
         for bench in (self.real, self.model):
@@ -277,7 +289,9 @@ def dump_sql(database: SqlDatabase) -> Any:
         rows("select name, token, holder, reserved_for, request_token, request_to from tenure_roles"),
         rows("select role, member_id from tenure_candidates"),
         rows("select role, token, member_id, resigned_at is not null from tenure_terms"),
-        rows("select incarnation || ' ' || place, base, max_ttl_ms, ripe_ttl_ms, limits from tenure_namespaces"),
+        rows(
+            "select incarnation || ' ' || place, base, max_ttl_ms, ripe_ttl_ms, limits, limit_by from tenure_namespaces"
+        ),
     ]
 
 
@@ -288,7 +302,7 @@ def dump_model(database: ModelDatabase) -> Any:
         [(n, r.token, r.holder, r.reserved_for, r.request_token, r.request_to) for n, r in tables.roles.items()],
         list(tables.candidates),
         [(role, token, t.member_id, int(t.resigned)) for (role, token), t in tables.terms.items()],
-        [(row.line, row.base, round(row.max_ttl * 1000), round(row.ripe_ttl * 1000), row.limits)],
+        [(*(row.line, row.base, round(row.max_ttl * 1000), round(row.ripe_ttl * 1000), row.limits), tables.limit_by)],
     ]
     return [sorted(table, key=repr) for table in found]
 

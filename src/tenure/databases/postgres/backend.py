@@ -32,7 +32,8 @@ class PostgresStore(ControlStore):
         """Return the steps of a takeover and of a hand-over, with parameters that make them change nothing."""
         nothing: dict[str, Any] = {"names": listed(()), "unreserved": listed(()), "name": "", "floor": 0}
         nothing |= {"role": "", "token": 0, "reserved_for": None, "renewals": 0, "epoch": 0, "server_start": ""}
-        takeover = (statements.LOCK_MEMBER, statements.LOCK_FREE, statements.TAKE, statements.RECORD, statements.TAKEN)
+        locks = (statements.PROMOTION, statements.LOCK_MEMBER, statements.LOCK_FREE)
+        takeover = (*locks, statements.TAKE, statements.RECORD, statements.TAKEN)
         ends = (statements.END_DEAD, statements.MARK_RESIGNED, statements.MINE, statements.VACATE)
         mine = (self._step(text, id=member_id, **nothing) for text in takeover)
         return (*mine, *(self._step(text, id="", **nothing) for text in ends))

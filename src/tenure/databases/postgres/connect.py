@@ -248,6 +248,7 @@ class PostgresConnector(connecting.Connector):
             "search_path": "pg_catalog",
             "statement_timeout": f"{round(statement_timeout_s * 1000)}ms",
             "lock_timeout": "100ms",
+            "client_min_messages": "warning",  # one of them says that a commit is on no replica
             # Not before the owner has stopped trusting itself: the connection's end releases the sentinel.
             "idle_in_transaction_session_timeout": f"{round(timing.server_patience(self._ttl) * 1000)}ms",
             # New tables have no statistics, and nested loops over thousands of roles take quadratic time.

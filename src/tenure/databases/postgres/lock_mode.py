@@ -94,7 +94,7 @@ class LockStore(ControlStore):
         self._terms: dict[str, int] = {}
         self._count = 0
 
-    def open(self, default_max_ttl: float) -> tuple[Server, Confirmed]:
+    def open(self, ttl: float | None) -> tuple[Server, Confirmed]:
         """Return which server this is. There are no tables that could get lost."""
         return self._server, Confirmed(self._server.incarnation, 0, FOREVER, FOREVER)
 
@@ -219,7 +219,7 @@ class LockBackend(PostgresBackend):
             if not AdvisorySentinel(session).holds():
                 raise StoreUnavailable("mode='lock' needs advisory locks, which have no effect here: use mode='lease'")
         store = LockStore(session, self._settings.namespace, backend.this_process(), self._locks)
-        return store, session, Opened(*store.open(timing.DEFAULT_MAX_TTL_S))
+        return store, session, Opened(*store.open(None))
 
     def open_watch(self) -> backend.Watch:
         session = self._open_watch_session()

@@ -122,6 +122,7 @@ class PostgresSession(LaneSession):
             self._untold.clear()
 
     def _begin(self) -> None:
+        self.unreplicated = False
         self.connection.execute("begin")
 
     def read(self, *steps: Step) -> Sequence[Result]:
@@ -246,7 +247,10 @@ class PostgresSession(LaneSession):
         return notes
 
     def _noticed(self, diagnostic: Any) -> None:
-        """Notice that the server ends the connection, between two calls."""
+        """Notice that the server ends the connection between two calls, or that a commit did not wait for a replica."""
+        # Only the name of the server's function is the same in every language.
+        if diagnostic.source_function == "SyncRepWaitForLSN":
+            self.unreplicated = True
         if diagnostic.severity_nonlocalized in ("FATAL", "PANIC"):
             self._server_ends()
 
@@ -308,6 +312,7 @@ class PooledSession(PostgresSession):
         self._settings = f"select {made}"
 
     def _begin(self) -> None:
+        self.unreplicated = False
         self.connection.execute("begin isolation level read committed, read write")
         self.connection.execute(self._settings)
         if self._server is not None:

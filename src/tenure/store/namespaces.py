@@ -1,0 +1,87 @@
+"""What operators set for a namespace as a whole, and what its nodes are waiting for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from tenure.core import timing
+from tenure.errors import ConfigError
+from tenure.store import migrations, records, statements
+from tenure.store.control import confirmed
+from tenure.store.records import Tables
+from tenure.store.session import Step
+
+VERSION = 6
+"""The version of the tables in which a namespace shows what its nodes are waiting for."""
+
+
+@dataclass(frozen=True)
+class WaitInfo:
+    """Something that the nodes of a namespace are waiting for."""
+
+    reason: str
+    role: str | None
+    """The role that has to wait; None if all roles do, or if the wait delays no election."""
+    ends: datetime | None
+    """When the wait ends, by the database's clock, as far as the tables show it; None if it has not begun yet."""
+
+
+def limit_ttl(tables: Tables, seconds: float) -> None:
+    """Set the largest TTL of the namespace, as an operator."""
+    _run(tables, statements.SET_MAX_TTL, max_ttl_ms=round(seconds * 1000))
+
+
+def set_promotion(tables: Tables, word: str) -> None:
+    """Record whether a promotion loses commits; raise ConfigError while an earlier promotion is waited for."""
+    _, changed, _ = _run(tables, *statements.SET_PROMOTION, promotion=word, oldest=migrations.oldest())
+    if not changed.count:
+        raise ConfigError(
+            f"promotion={word!r} cannot be set while namespace {tables.namespace!r} waits for leases that an earlier "
+            "promotion may have lost: `tenure status` shows the wait; try again when it is over"
+        )
+
+
+def _run(tables: Tables, *texts: str, **parameters: Any) -> Any:
+    return tables.session.run(*(Step(text, {"namespace": tables.namespace, **parameters}) for text in texts))
+
+
+@records.readable()
+def waits(tables: Tables) -> list[WaitInfo]:
+    """Return what the nodes of the namespace are waiting for, by the tables."""
+    # Tables that no node of this release has brought up to date yet lack the columns.
+    if migrations.require(tables.session) < VERSION:
+        return []
+    names = {"namespace": tables.namespace}
+    texts = (statements.CONFIRMED, statements.FIRST_JOINED, statements.LIMIT_SET, statements.ROLES)
+    found, joined, limit_set, roles = tables.session.read(*(Step(text, names) for text in texts))
+    if not found.rows:
+        return []
+    server = tables.session.server()
+    row = confirmed(found, server)
+    ((first, now),) = joined.rows
+    waiting = []
+    if row.line != server.line and not row.lacks_nothing(row, server):
+        why = "a promotion may have lost" if row.made_on_a_promoted_server else "another server may have given"
+        reason = f"no node is elected before every lease that {why} is over: {timing.silence(row.longest_lease):g} s"
+        waiting.append(WaitInfo(reason, None, _later(first, timing.silence(row.longest_lease), now)))
+    if row.ripe_ttl < row.max_ttl:
+        ((since, _),) = limit_set.rows
+        reason = (
+            f"the largest TTL was raised to {row.max_ttl:g} s: until a node has seen that for "
+            f"{timing.RIPENS_AFTER_S / 60:g} minutes, nodes join with {row.ripe_ttl:g} s at most"
+        )
+        waiting.append(WaitInfo(reason, None, _later(since, timing.RIPENS_AFTER_S * (1 + timing.DRIFT), now)))
+    for role, _, id_, name, _, renewed, ttl_ms, at, _ in roles.rows:
+        if id_ is not None and records.overdue(records.seconds_between(renewed, at), ttl_ms):
+            reason = f"leader {name!r} has not renewed within its TTL: the others wait until its lease is over"
+            waiting.append(WaitInfo(reason, role, _later(renewed, timing.silence(ttl_ms / 1000), at)))
+    return waiting
+
+
+def _later(since: Any, seconds: float, now: Any) -> datetime | None:
+    """Return when a wait ends that began then. A wait that should be over already ends at any moment."""
+    if since is None:
+        return None
+    return max(records.time_of(since) + timedelta(seconds=seconds), records.time_of(now))
