@@ -61,8 +61,8 @@ MUTATIONS = [
         (
             (
                 "core/watch_lane.py",
-                "        if self.look_at_once:\n",
-                "        self._asked = now\n        if self.look_at_once:\n",
+                "        reach = self._evidence.reach\n",
+                "        self._asked = now\n        reach = self._evidence.reach\n",
             ),
             (
                 "core/watch_lane.py",
