@@ -39,13 +39,23 @@ if TYPE_CHECKING:
     from tenure.fence.fence import fence_sql
     from tenure.fence.verdicts import translate_unfenced
     from tenure.node import Node
-    from tenure.registry import MemberInfo, Registry, RoleInfo
+    from tenure.registry import Registry
     from tenure.schedule.run import Run
     from tenure.schedule.schedule import Schedule
     from tenure.services.service import ServiceInfo
     from tenure.stats import JobStats, Latency, NodeStats, RoleStats
     from tenure.store.namespaces import WaitInfo
-    from tenure.store.records import Candidate, GuardedTable, JobRecord, LeaderInfo, RunRecord, TermRecord
+    from tenure.store.records import (
+        Candidate,
+        GuardedTable,
+        JobRecord,
+        LeaderInfo,
+        MemberInfo,
+        Overview,
+        RoleInfo,
+        RunRecord,
+        TermRecord,
+    )
     from tenure.term import Term, Transaction
 
 __version__ = "0.2.0.dev0"
@@ -61,13 +71,14 @@ _HOMES = {
     "tenure.fence.fence": "fence_sql",
     "tenure.fence.verdicts": "translate_unfenced",
     "tenure.node": "Node",
-    "tenure.registry": "MemberInfo Registry RoleInfo",
+    "tenure.registry": "Registry",
     "tenure.schedule.run": "Run",
     "tenure.schedule.schedule": "Schedule",
     "tenure.services.service": "ServiceInfo",
     "tenure.stats": "JobStats Latency NodeStats RoleStats",
     "tenure.store.namespaces": "WaitInfo",
-    "tenure.store.records": "Candidate GuardedTable JobRecord LeaderInfo RunRecord TermRecord",
+    "tenure.store.records": "Candidate GuardedTable JobRecord LeaderInfo MemberInfo Overview RoleInfo RunRecord "
+    "TermRecord",
     "tenure.databases.guards": "guard_sql",
     "tenure.databases.schema": "tables_sql",
     "tenure.term": "Term Transaction",
@@ -78,7 +89,8 @@ nothing in the many processes of an application that never stand for a role."""
 __all__ = ["Election", "Node", "Term", "Transaction", "__version__"]
 __all__ += ["AsyncElection", "AsyncNode", "AsyncTerm", "AsyncTransaction"]
 __all__ += ["Run", "RunRecord", "Schedule"]
-__all__ += ["Candidate", "GuardedTable", "JobRecord", "LeaderInfo", "MemberInfo", "Registry", "RoleInfo", "TermRecord"]
+__all__ += ["Candidate", "GuardedTable", "JobRecord", "LeaderInfo", "MemberInfo", "Overview"]
+__all__ += ["Registry", "RoleInfo", "TermRecord"]
 __all__ += ["WaitInfo"]
 __all__ += ["Deposed", "Elected", "Event", "LeaderChanged", "Resumed", "Suspended"]
 __all__ += ["JobStats", "Latency", "NodeStats", "RoleStats", "ServiceInfo"]

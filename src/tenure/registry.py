@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from tenure.core import messages, timing
@@ -21,7 +21,17 @@ from tenure.errors import ConfigError, NodeClosed, NotLeader, StoreUnavailable, 
 from tenure.settings import Password, check_limit, check_name, check_promotion, check_ttl, node_settings
 from tenure.store import job_statements, migrations, namespaces, records, statements
 from tenure.store.namespaces import WaitInfo
-from tenure.store.records import GuardedTable, JobRecord, LeaderInfo, RunRecord, TermRecord
+from tenure.store.records import (
+    Candidate,
+    GuardedTable,
+    JobRecord,
+    LeaderInfo,
+    MemberInfo,
+    Overview,
+    RoleInfo,
+    RunRecord,
+    TermRecord,
+)
 from tenure.store.session import Failed, Gone, Step
 from tenure.tracebacks import without_locals
 
@@ -40,38 +50,6 @@ OVERDUE_S = 60.0
 
 class _Busy(StoreUnavailable):
     """Another transaction holds a lock on the row."""
-
-
-@dataclass(frozen=True)
-class RoleInfo:
-    """A role, its leader, and the number of its candidates."""
-
-    role: str
-    token: int
-    leader: LeaderInfo | None
-    overdue: bool
-    """Whether the leader has not renewed within its TTL: it is dead, paused or cut off, and has no successor yet."""
-    candidates: int
-
-
-@dataclass(frozen=True)
-class MemberInfo:
-    """A living member, where it runs, and what it holds."""
-
-    member_id: str
-    name: str
-    host: str
-    pid: int
-    version: str
-    mode: str
-    takeover: str
-    ttl: float
-    joined: datetime
-    renewed_ago: float
-    """Seconds since its last renewal, by the database's clock. Only for display: no decision uses it."""
-    overdue: bool
-    """Whether the member has not renewed within its TTL."""
-    leads: tuple[str, ...]
 
 
 class Registry:
@@ -171,35 +149,23 @@ class Registry:
         """Return the names of all namespaces that these tables hold."""
         return [name for (name,) in self._read(statements.NAMESPACES)]
 
-    @records.readable()
+    def overview(self) -> Overview:
+        """Return every role and every living member, read in one round trip."""
+        with self._asking():
+            return records.overview(self)
+
     def roles(self) -> list[RoleInfo]:
         """Return every role of the namespace, sorted by name."""
-        found = []
-        for role, token, id_, name, began, renewed, ttl_ms, now, candidates in self._read(statements.ROLES):
-            leader, overdue = None, False
-            if id_ is not None:
-                ago = records.seconds_between(renewed, now)
-                leader = LeaderInfo(role, token, id_, name, records.time_of(began), ago)
-                overdue = records.overdue(ago, ttl_ms)
-            found.append(RoleInfo(role, token, leader, overdue, candidates))
-        return found
+        return self.overview().roles
 
-    @records.readable()
     def members(self) -> list[MemberInfo]:
         """Return the living members, in the order in which they joined."""
-        leads: dict[str, list[str]] = {}
-        for info in self.roles():
-            if info.leader is not None:
-                leads.setdefault(info.leader.member_id, []).append(info.role)
-        found = []
-        for id_, name, host, pid, version, key, takeover, ttl_ms, joined, renewed, now in self._read(
-            statements.MEMBERS
-        ):
-            mode, ttl, since = "lease" if key is None else "hybrid", ttl_ms / 1000, records.time_of(joined)
-            ago = records.seconds_between(renewed, now)
-            overdue, led = records.overdue(ago, ttl_ms), tuple(leads.get(id_, ()))
-            found.append(MemberInfo(id_, name, host, pid, version, mode, takeover, ttl, since, ago, overdue, led))
-        return found
+        return self.overview().members
+
+    def candidates(self, role: str) -> list[Candidate]:
+        """Return the living members that stand for a role, in the order in which they joined."""
+        with self._asking():
+            return records.candidates(self, check_name("role", role))
 
     def waits(self) -> list[WaitInfo]:
         """Return what the nodes are waiting for at this moment, each with its reason and its end."""

@@ -124,6 +124,7 @@ WITHOUT_URL = {
     "runs": [],
     "status": [],
     "trigger": ["x"],
+    "ui": ["--bind", "nowhere"],
     "watch": ["--count", "1"],
 }
 """The commands that use the default file, with arguments. `demo` makes its own database, and `sql` uses none."""
@@ -170,7 +171,7 @@ def test_json_has_the_documented_shape(store_url):
     with Nodes(store_url, ttl=30) as nodes:
         nodes.pair("scheduler")
         status = json.loads(tell("status", "--json", url=store_url).out)
-        assert set(status) == {"namespace", "roles", "members", "waits"}
+        assert set(status) == {"namespace", "as_of", "roles", "members", "waits"}
         (role,) = status["roles"]
         assert set(role) == {"role", "token", "leader", "overdue", "candidates"}
         assert set(role["leader"]) == {"role", "token", "member_id", "name", "since", "renewed_ago"}
@@ -183,7 +184,7 @@ def test_json_has_the_documented_shape(store_url):
         assert members[0]["pid"] == os.getpid()
         assert [member["member_id"] for member in status["members"]] == [member["member_id"] for member in members]
         (term,) = json.loads(tell("history", "scheduler", "--json", url=store_url).out)
-        assert set(term) == {"token", "name", "member_id", "began", "ended", "reason", "gap"}
+        assert set(term) == {"token", "name", "member_id", "began", "ended", "reason", "gap", "last_seen", "silence"}
         assert (term["token"], term["ended"], term["gap"]) == (1, None, None)
 
 

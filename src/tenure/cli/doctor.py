@@ -9,7 +9,8 @@ import click
 from tenure.cli import exit_codes
 from tenure.cli.options import as_json, database
 from tenure.cli.output import on_terminal, print_json
-from tenure.databases.doctor import Finding, diagnosed
+from tenure.databases.doctor import Finding
+from tenure.reports import findings
 from tenure.settings import node_settings
 
 SHOWN = {"ok": ("ok  ", "green"), "warning": ("warn", "yellow"), "error": ("FAIL", "red")}
@@ -36,26 +37,19 @@ def doctor(
     tenure doctor --url postgresql://localhost/app
     tenure doctor --ttl 3 --strict && echo fit
     """
-    settings = node_settings(url, name="doctor", namespace=namespace, ttl=ttl, schema=schema)
-    if settings.database == "sqlite":
-        from tenure.databases.sqlite.doctor import examine  # noqa: PLC0415 - each loads its driver
-    elif settings.database == "mysql":
-        from tenure.databases.mysql.doctor import examine  # noqa: PLC0415
-    else:
-        from tenure.databases.postgres.doctor import examine  # noqa: PLC0415
-    findings = diagnosed(examine(settings))
+    found = findings(node_settings(url, name="doctor", namespace=namespace, ttl=ttl, schema=schema))
     if json_:
-        print_json(findings)
+        print_json(found)
     else:
-        _print(findings)
-    levels = {finding.level for finding in findings}
+        _print(found)
+    levels = {finding.level for finding in found}
     sys.exit(exit_codes.USAGE if "error" in levels else exit_codes.WARNINGS if strict and "warning" in levels else 0)
 
 
-def _print(findings: list[Finding]) -> None:
+def _print(found: list[Finding]) -> None:
     """Print a line for each finding; on a terminal, the remedy on the next line."""
-    width = max(len(finding.check) for finding in findings)
-    for finding in findings:
+    width = max(len(finding.check) for finding in found)
+    for finding in found:
         word, colour = SHOWN[finding.level]
         remedy = f"remedy: {finding.remedy}" if finding.remedy else ""
         between = "\n" + " " * (INDENT + width + 2) if on_terminal() else "; "

@@ -5,33 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import repeat, zip_longest
+from itertools import repeat
 from typing import Any
 
 import click
 
-from tenure import MemberInfo, Registry, RoleInfo, TermRecord, WaitInfo
+from tenure import Overview, Registry, RoleInfo
 from tenure.cli.options import Seconds, as_json, database
 from tenure.cli.output import Columns, on_terminal, one_line, print_json, printable, show, table, without_password
 from tenure.errors import StoreUnavailable
-
-
-@dataclass(frozen=True)
-class Overview:
-    """A namespace: every role with its leader, and every living member. ``--json`` prints it."""
-
-    namespace: str
-    roles: list[RoleInfo]
-    members: list[MemberInfo]
-    waits: list[WaitInfo]
-
-    @classmethod
-    def of(cls, registry: Registry) -> Overview:
-        """Read the namespace from the database."""
-        return cls(registry.namespace, registry.roles(), registry.members(), registry.waits())
-
+from tenure.reports import Status, ago, short, with_gaps
 
 ROLE_COLUMNS = {
     "ROLE": lambda role: role.role,
@@ -73,7 +57,7 @@ def status(url: str | None, namespace: str | None, schema: str, *, json_: bool) 
 
 def print_status(registry: Registry, *, json_: bool) -> None:
     """Print every role and its leader, and every living member."""
-    overview = Overview.of(registry)
+    overview = Status.of(registry)
     if json_:
         print_json(overview)
     elif not overview.roles and not overview.members:
@@ -105,28 +89,13 @@ def members(url: str | None, namespace: str | None, schema: str, *, json_: bool)
         print_rows(registry.members(), DETAILS, lambda: _nothing(registry, "members"), json_=json_)
 
 
-@dataclass(frozen=True)
-class HistoryRow:
-    """A term of the history, and how long the role was without a leader before it."""
-
-    token: int
-    name: str
-    member_id: str
-    began: datetime
-    ended: datetime | None
-    reason: str | None
-    gap: float | None
-
-
 HISTORY_COLUMNS = {
     "TOKEN": lambda line: line.token,
     "LEADER": lambda line: line.name,
     "BEGAN": lambda line: when(line.began),
     "LASTED": lambda line: ago(((line.ended or datetime.now(timezone.utc)) - line.began).total_seconds()),
     "ENDED": lambda line: line.reason or "goes on",
-    "GAP BEFORE": lambda line: (
-        "-" if line.gap is None else f"{line.gap * 1000:.0f} ms" if line.gap < 10 else ago(line.gap)
-    ),
+    "GAP BEFORE": lambda line: "-" if line.gap is None else short(line.gap),
 }
 
 
@@ -150,18 +119,6 @@ def history(role: str, limit: int, url: str | None, namespace: str | None, schem
         rows = with_gaps(registry.history(role, limit + 1))[:limit]
         missing = f"role {role!r} has no terms in namespace {registry.namespace!r}"
         print_rows(rows, HISTORY_COLUMNS, lambda: without_password(missing), json_=json_)
-
-
-def with_gaps(records: list[TermRecord]) -> list[HistoryRow]:
-    """Return the terms, each with the time since the end of the previous term."""
-    rows = []
-    for record, earlier in zip_longest(records, records[1:]):
-        # If a term lapsed, only its leader knows when.
-        end = earlier.ended if earlier and earlier.reason != "lapsed" else None
-        gap = (record.began - end).total_seconds() if end else None
-        term = record.token, record.name, record.member_id, record.began, record.ended, record.reason
-        rows.append(HistoryRow(*term, gap))
-    return rows
 
 
 @click.command()
@@ -188,14 +145,14 @@ def watch(every: float, count: int | None, url: str | None, namespace: str | Non
 
 def _looks(registry: Registry, every: float, count: int | None) -> Iterator[Overview | str]:
     """Yield a reading each time, or a text while the database cannot be reached; raise if the first reading fails."""
-    yield Overview.of(registry)
+    yield registry.overview()
     connected = True
     for _ in repeat(None) if count is None else range(count - 1):
         time.sleep(every)
         try:
             if not connected:
                 registry.connect()
-            look: Overview | str = Overview.of(registry)
+            look: Overview | str = registry.overview()
             connected = True
         except StoreUnavailable as error:
             look = f"the database cannot be reached: {one_line(error)}"
@@ -278,15 +235,6 @@ def _nothing(registry: Registry, what: str) -> str:
     others = [name for name in registry.namespaces() if name != registry.namespace]
     hint = f"; other namespaces: {', '.join(map(repr, others))}" if others else ""
     return without_password(f"namespace {registry.namespace!r} has no {what}{hint}")
-
-
-def ago(seconds: float) -> str:
-    """Return a duration for people."""
-    if seconds < 60:
-        return f"{max(0.0, seconds):.1f} s"
-    units = ((86400, "d"), (3600, "h"), (60, "min"))
-    size, unit = next((size, unit) for size, unit in units if seconds >= size)
-    return f"{seconds / size:.1f} {unit}"
 
 
 def when(moment: datetime) -> str:

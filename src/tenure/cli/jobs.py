@@ -4,53 +4,25 @@ from __future__ import annotations
 
 import click
 
-from tenure import ConfigError, JobRecord, Registry, RunRecord
-from tenure.cli.inspect import ago, print_rows, when
+from tenure import ConfigError, Registry, RunRecord
+from tenure.cli.inspect import print_rows, when
 from tenure.cli.options import as_json, database
 from tenure.cli.output import Columns, without_password
+from tenure.reports import attempt, definition, newest_tokens, state_of, took
 
 role_option = click.option(
     "--role", help="The role whose schedule has the job, if several roles have a job of that name."
 )
 
 
-def state_of(job: JobRecord, newest: int) -> str:
-    """Return the state of a job, for people. ``newest`` is the token of the last leader that had a schedule."""
-    if job.paused is not None:
-        return "paused" + (f": {job.paused_reason}" if job.paused_reason else "")
-    if job.ahead:
-        return "ahead"
-    if job.listed is not None and job.listed < newest:
-        return "unknown"
-    if job.overdue:
-        return "overdue"
-    if job.last is not None and job.last.outcome in ("begun", "failed", "lost"):
-        return "running" if job.last.outcome == "begun" else job.last.outcome
-    return "ok"
-
-
 def _last(run: RunRecord | None) -> str:
     return "-" if run is None else f"{when(run.due)} {run.outcome}"
-
-
-def _definition(spec: str | None) -> str:
-    """Return when a job is due. A job without a schedule is claimed by hand."""
-    return "by hand" if spec is None else f"{spec} s" if spec.startswith("every") else spec.removeprefix("cron ")
-
-
-def _is_many(run: RunRecord) -> bool:
-    """Whether a row is about due times that were not run, or about old rows."""
-    return run.outcome in ("skipped", "folded")
 
 
 def _due(run: RunRecord) -> str:
     if run.covers <= 1:
         return when(run.due)
     return f"{when(run.first)} to {when(run.due)}, {run.covers} due times"
-
-
-def _took(run: RunRecord) -> str:
-    return ago((run.ended - run.began).total_seconds()) if run.ended is not None and not _is_many(run) else "-"
 
 
 def _nothing(registry: Registry, what: str, role: str | None = None) -> str:
@@ -61,16 +33,16 @@ def _nothing(registry: Registry, what: str, role: str | None = None) -> str:
 JOB_COLUMNS: Columns = {
     "ROLE": lambda job: job.role,
     "JOB": lambda job: job.job,
-    "DUE": lambda job: _definition(job.spec),
+    "DUE": lambda job: definition(job.spec),
     "NEXT": lambda job: when(job.next_due) if job.next_due else "-",
     "LAST": lambda job: _last(job.last),
 }
 RUN_COLUMNS: Columns = {
     "JOB": lambda run: run.job,
     "DUE": _due,
-    "ATTEMPT": lambda run: "by request" if run.attempt == 0 else "-" if _is_many(run) else run.attempt,
+    "ATTEMPT": attempt,
     "OUTCOME": lambda run: run.outcome + (f": {run.detail}" if run.detail else ""),
-    "TOOK": _took,
+    "TOOK": took,
     "TOKEN": lambda run: run.token,
     "NODE": lambda run: run.member or "-",
 }
@@ -99,9 +71,7 @@ def jobs(
         if reset is not None and not registry.reset(reset, role=role):
             raise ConfigError(f"the last run of job {reset!r} is not in the future: there is nothing to reset")
         found = registry.jobs(role)
-    newest: dict[str, int] = {}
-    for job in found:
-        newest[job.role] = max(newest.get(job.role, 0), job.listed or 0)
+    newest = newest_tokens(found)
     columns = {**JOB_COLUMNS, "STATE": lambda job: state_of(job, newest[job.role])}
     print_rows(found, columns, lambda: _nothing(registry, "jobs", role), json_=json_)
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -92,15 +89,9 @@ def on_terminal() -> bool:
 
 def print_json(value: object) -> None:
     """Print values as JSON."""
-    click.echo(json.dumps(value, default=_jsonable, indent=2))
+    from tenure.reports import to_json  # noqa: PLC0415 - slow to import, and `tenure run` does not need it
 
-
-def _jsonable(value: object) -> object:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    raise TypeError(type(value).__name__)
+    click.echo(to_json(value))
 
 
 def show(rows: Sequence[Any], columns: Columns) -> None:

@@ -14,6 +14,8 @@ from tenure.store import job_statements, statements
 from tenure.store.session import Session, Step
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+FOUND_BY_OTHERS = ("death", "silence")
+"""Why a term ended whose leader could not say so itself."""
 
 
 class Tables(Protocol):
@@ -57,6 +59,49 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class RoleInfo:
+    """A role, its leader, and the number of its candidates."""
+
+    role: str
+    token: int
+    leader: LeaderInfo | None
+    overdue: bool
+    """Whether the leader has not renewed within its TTL: it is dead, paused or cut off, and has no successor yet."""
+    candidates: int
+
+
+@dataclass(frozen=True)
+class MemberInfo:
+    """A living member, where it runs, and what it holds."""
+
+    member_id: str
+    name: str
+    host: str
+    pid: int
+    version: str
+    mode: str
+    takeover: str
+    ttl: float
+    joined: datetime
+    renewed_ago: float
+    """Seconds since its last renewal, by the database's clock. Only for display: no decision uses it."""
+    overdue: bool
+    """Whether the member has not renewed within its TTL."""
+    leads: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A namespace: every role with its leader, and every living member."""
+
+    namespace: str
+    as_of: datetime
+    """When this was read, by the database's clock."""
+    roles: list[RoleInfo]
+    members: list[MemberInfo]
+
+
+@dataclass(frozen=True)
 class TermRecord:
     """One term in a role's history. ``ended`` and ``reason`` are None while the term goes on."""
 
@@ -67,6 +112,9 @@ class TermRecord:
     began: datetime
     ended: datetime | None
     reason: str | None
+    last_seen: datetime | None = None
+    """The last sign of life of a leader that died or fell silent: its last renewal. None for other reasons, and where
+    it is not known any more. ``ended`` is when its death was noticed."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +219,37 @@ def leader(tables: Tables, role: str) -> LeaderInfo | None:
 
 
 @readable()
+def overview(tables: Tables) -> Overview:
+    """Return every role, sorted by name, and the living members, in the order in which they joined."""
+    namespace = {"namespace": tables.namespace}
+    steps = Step(statements.CLOCK, {}), Step(statements.ROLES, namespace), Step(statements.MEMBERS, namespace)
+    clock, roles, members = tables.session.read(*steps)
+    found = [_role(*row) for row in roles.rows]
+    leads: dict[str, list[str]] = {}
+    for info in found:
+        if info.leader is not None:
+            leads.setdefault(info.leader.member_id, []).append(info.role)
+    living = [_member(row, tuple(leads.get(row[0], ()))) for row in members.rows]
+    return Overview(tables.namespace, time_of(clock.rows[0][0]), found, living)
+
+
+def _role(role: str, token: int, id_: str | None, *more: Any) -> RoleInfo:
+    name, began, renewed, ttl_ms, now, candidates = more
+    if id_ is None:
+        return RoleInfo(role, token, None, overdue=False, candidates=candidates)
+    ago = seconds_between(renewed, now)
+    leader = LeaderInfo(role, token, id_, name, time_of(began), ago)
+    return RoleInfo(role, token, leader, overdue(ago, ttl_ms), candidates)
+
+
+def _member(row: tuple[Any, ...], leads: tuple[str, ...]) -> MemberInfo:
+    id_, name, host, pid, version, key, takeover, ttl_ms, joined, renewed, now = row
+    mode, ago = "lease" if key is None else "hybrid", seconds_between(renewed, now)
+    what = id_, name, host, pid, version, mode, takeover, ttl_ms / 1000, time_of(joined), ago
+    return MemberInfo(*what, overdue(ago, ttl_ms), leads)
+
+
+@readable()
 def candidates(tables: Tables, role: str) -> list[Candidate]:
     """Return the candidates for ``role``, in the order in which they joined."""
     return [
@@ -187,7 +266,9 @@ def candidates(tables: Tables, role: str) -> list[Candidate]:
 def history(tables: Tables, role: str, limit: int) -> list[TermRecord]:
     """Return the last terms of ``role``, newest first. A term whose end was not recorded ended when the next began."""
     records: list[TermRecord] = []
-    for token, member_id, name, began, ended, recorded in _read(tables, statements.HISTORY, role=role, limit=limit):
+    for token, member_id, name, began, ended, recorded, renewed in _read(
+        tables, statements.HISTORY, role=role, limit=limit
+    ):
         end, reason = (time_of(ended) if ended is not None else None), recorded
         after = records[-1] if records else None
         if after is not None and (end is None or end >= after.began):
@@ -196,7 +277,9 @@ def history(tables: Tables, role: str, limit: int) -> list[TermRecord]:
             if after.member_id == member_id and recorded != "resigned":
                 reason = "lapsed"
             reason = reason or "superseded"
-        records.append(TermRecord(role, token, member_id, name, time_of(began), end, reason))
+        known = renewed is not None and reason in FOUND_BY_OTHERS
+        seen = max(time_of(renewed), time_of(began)) if known else None
+        records.append(TermRecord(role, token, member_id, name, time_of(began), end, reason, seen))
     return records
 
 

@@ -293,10 +293,14 @@ order by m.joined_at, m.id
 HISTORY = """
 select t.token, t.member_id, t.member_name, t.began_at,
        coalesce(t.ended_at, t.resigned_at, m.ended_at),
-       coalesce(t.end_reason, case when t.resigned_at is not null then 'resigned' end, m.end_reason)
+       coalesce(t.end_reason, case when t.resigned_at is not null then 'resigned' end, m.end_reason), m.renewed_at
 from {terms} t left join {members} m on m.id = t.member_id
 where t.namespace = :namespace and t.role = :role
 order by t.token desc limit :limit
+"""
+
+CLOCK = """
+select {now}
 """
 
 ROLES = """

@@ -1,0 +1,206 @@
+"""What operators read about a namespace, as plain values: ``--json`` of the command line, and the dashboard.
+
+Both show the same, so both have it from here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import zip_longest
+from typing import Any
+
+from tenure import JobRecord, MemberInfo, Overview, Registry, RoleInfo, RunRecord, TermRecord, WaitInfo
+from tenure.databases.doctor import Finding, diagnosed
+from tenure.settings import NodeSettings
+
+
+def to_json(value: object, indent: int | None = 2) -> str:
+    """Return values as JSON."""
+    return json.dumps(value, default=_jsonable, indent=indent)
+
+
+def _jsonable(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    raise TypeError(type(value).__name__)
+
+
+def ago(seconds: float) -> str:
+    """Return a duration for people."""
+    if seconds < 60:
+        return f"{max(0.0, seconds):.1f} s"
+    units = ((86400, "d"), (3600, "h"), (60, "min"))
+    size, unit = next((size, unit) for size, unit in units if seconds >= size)
+    return f"{seconds / size:.1f} {unit}"
+
+
+def short(seconds: float) -> str:
+    """Return a duration for people, in milliseconds while it is short."""
+    return f"{seconds * 1000:.0f} ms" if seconds < 10 else ago(seconds)
+
+
+@dataclass(frozen=True)
+class Status:
+    """A namespace: every role with its leader, every living member, and what the nodes are waiting for."""
+
+    namespace: str
+    as_of: datetime
+    roles: list[RoleInfo]
+    members: list[MemberInfo]
+    waits: list[WaitInfo]
+
+    @classmethod
+    def of(cls, registry: Registry) -> Status:
+        """Read the namespace from the database."""
+        return cls.made(registry.overview(), registry.waits())
+
+    @classmethod
+    def made(cls, overview: Overview, waits: list[WaitInfo]) -> Status:
+        """Put together what was read."""
+        return cls(overview.namespace, overview.as_of, overview.roles, overview.members, waits)
+
+
+# Terms -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HistoryRow:
+    """A term of the history, and how long the role was without a leader before it."""
+
+    token: int
+    name: str
+    member_id: str
+    began: datetime
+    ended: datetime | None
+    reason: str | None
+    gap: float | None
+    """Seconds since the end of the previous term, as it was recorded."""
+    last_seen: datetime | None
+    """The last sign of life of a leader that died or fell silent."""
+    silence: float | None
+    """Seconds since the last sign of life of the previous leader: the longest that nobody can have led."""
+
+
+def with_gaps(records: list[TermRecord]) -> list[HistoryRow]:
+    """Return the terms, each with the time since the end of the previous term."""
+    rows = []
+    for record, earlier in zip_longest(records, records[1:]):
+        # If a term lapsed, only its leader knows when.
+        end = earlier.ended if earlier and earlier.reason != "lapsed" else None
+        gap = (record.began - end).total_seconds() if end else None
+        seen = (earlier.last_seen or end) if earlier and end else None
+        silence = (record.began - seen).total_seconds() if seen else None
+        term = record.token, record.name, record.member_id, record.began, record.ended, record.reason
+        rows.append(HistoryRow(*term, gap, record.last_seen, silence))
+    return rows
+
+
+# Jobs --------------------------------------------------------------------------------------------------------------
+
+
+def newest_tokens(jobs: Iterable[JobRecord]) -> dict[str, int]:
+    """Return, for each role, the token of the last leader that had a schedule."""
+    newest: dict[str, int] = {}
+    for job in jobs:
+        newest[job.role] = max(newest.get(job.role, 0), job.listed or 0)
+    return newest
+
+
+def state_of(job: JobRecord, newest: int) -> str:
+    """Return the state of a job, for people. ``newest`` is the token of the last leader that had a schedule."""
+    if job.paused is not None:
+        return "paused" + (f": {job.paused_reason}" if job.paused_reason else "")
+    if job.ahead:
+        return "ahead"
+    if job.listed is not None and job.listed < newest:
+        return "unknown"
+    if job.overdue:
+        return "overdue"
+    if job.last is not None and job.last.outcome in ("begun", "failed", "lost"):
+        return "running" if job.last.outcome == "begun" else job.last.outcome
+    return "ok"
+
+
+def definition(spec: str | None) -> str:
+    """Return when a job is due. A job without a schedule is claimed by hand."""
+    return "by hand" if spec is None else f"{spec} s" if spec.startswith("every") else spec.removeprefix("cron ")
+
+
+def is_many(run: RunRecord) -> bool:
+    """Whether a row is about due times that were not run, or about old rows."""
+    return run.outcome in ("skipped", "folded")
+
+
+def attempt(run: RunRecord) -> str:
+    """Return which attempt a run was."""
+    return "by request" if run.attempt == 0 else "-" if is_many(run) else str(run.attempt)
+
+
+def took(run: RunRecord) -> str:
+    """Return how long a run took."""
+    return ago((run.ended - run.began).total_seconds()) if run.ended is not None and not is_many(run) else "-"
+
+
+# Waits -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Something that does not happen yet, and why."""
+
+    what: str
+    """``role``, ``job`` or ``namespace``."""
+    name: str
+    reason: str
+    seconds: float | None = None
+    """For how long it has been waiting, by the database's clock; None if that is not recorded."""
+    ends: datetime | None = None
+    """When the wait ends, by the database's clock; None if that is not known."""
+
+
+def all_waits(overview: Overview, of_nodes: Iterable[WaitInfo], jobs: Iterable[JobRecord]) -> list[Wait]:
+    """Return every wait that is going on: those of the nodes, roles without a leader, and jobs."""
+    found = [
+        Wait("namespace" if wait.role is None else "role", wait.role or overview.namespace, wait.reason, ends=wait.ends)
+        for wait in of_nodes
+    ]
+    vacant = [Wait("role", role.role, _vacant(role)) for role in overview.roles if role.leader is None]
+    return [*found, *vacant, *(wait for job in jobs for wait in _job_waits(job, overview.as_of))]
+
+
+def _vacant(role: RoleInfo) -> str:
+    standing = "1 candidate stands" if role.candidates == 1 else f"{role.candidates or 'no'} candidates stand"
+    return f"no leader; {standing} for it"
+
+
+def _job_waits(job: JobRecord, as_of: datetime) -> Iterable[Wait]:
+    if job.paused is not None:
+        reason = "paused" + (f": {job.paused_reason}" if job.paused_reason else "")
+        yield Wait("job", job.job, reason, (as_of - job.paused).total_seconds())
+    elif job.overdue and job.next_due is not None:
+        reason = f"the run that was due has not begun; role {job.role!r} has to have a leader with this schedule"
+        yield Wait("job", job.job, reason, (as_of - job.next_due).total_seconds())
+    if job.requested is not None:
+        waiting = (as_of - job.requested).total_seconds()
+        yield Wait("job", job.job, "a run was asked for, and the leader has not begun it yet", waiting)
+
+
+# The database ------------------------------------------------------------------------------------------------------
+
+
+def findings(settings: NodeSettings) -> list[Finding]:
+    """Return what ``tenure doctor`` finds about a database."""
+    examine: Any
+    if settings.database == "sqlite":
+        from tenure.databases.sqlite.doctor import examine  # noqa: PLC0415 - each loads its driver
+    elif settings.database == "mysql":
+        from tenure.databases.mysql.doctor import examine  # noqa: PLC0415
+    else:
+        from tenure.databases.postgres.doctor import examine  # noqa: PLC0415
+    return diagnosed(examine(settings))
