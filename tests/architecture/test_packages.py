@@ -24,6 +24,8 @@ FRAMEWORKS = {
     "celery",
     "prometheus_client",
     "opentelemetry",
+    "jinja2",
+    "uvicorn",
 }
 LOOPS = {"asyncio", "anyio", "trio"}
 WORLD = {"time", "threading", "socket", "os", "logging", "secrets", "subprocess", "signal"}
@@ -114,6 +116,38 @@ RULES = {
         DRIVERS | FRAMEWORKS | LOOPS,
         never=SQL,
     ),
+    # What the command line and the dashboard both show; the doctor's findings are part of it.
+    "reports": Rule(
+        {
+            "databases.doctor",
+            *(f"databases.{name}.doctor" for name in ("postgres", "mysql", "sqlite")),
+            "settings",
+            *VALUES,
+        },
+        DRIVERS | FRAMEWORKS | LOOPS,
+        never=PRIVATE,
+    ),
+    "integrations": Rule(
+        {
+            "aio.bridge",  # a blocking call on any event loop
+            "schedule",  # how a run is claimed and recorded, for APScheduler
+            "settings",  # the checks of names and durations that a node makes too
+            *VALUES,
+        },
+        DRIVERS,
+        never=PRIVATE,
+    ),
+    "dashboard": Rule(
+        {
+            "aio.bridge",  # a blocking call on any event loop
+            "integrations",  # what says which extra is missing
+            "reports",
+            "settings",
+            *VALUES,
+        },
+        DRIVERS,
+        never=PRIVATE,
+    ),
     # All that the command line needs beyond public names is in this one module.
     "cli.internals": Rule(
         {
@@ -131,22 +165,13 @@ RULES = {
     "cli": Rule(
         {
             "cli.internals",
-            "databases.doctor",  # `tenure doctor` is its front end
-            *(f"databases.{name}.doctor" for name in ("postgres", "mysql", "sqlite")),
+            "dashboard",  # `tenure ui`
+            "databases.doctor",  # the type of what `tenure doctor` prints
+            "reports",
             "settings",  # the default file, for the line that names it; the settings that the doctor examines
             *VALUES,
         },
         DRIVERS | FRAMEWORKS | LOOPS,
-        never=PRIVATE,
-    ),
-    "integrations": Rule(
-        {
-            "aio.bridge",  # a blocking call on any event loop
-            "schedule",  # how a run is claimed and recorded, for APScheduler
-            "settings",  # the checks of names and durations that a node makes too
-            *VALUES,
-        },
-        DRIVERS,
         never=PRIVATE,
     ),
     # Its management commands are commands of the command line. Its settings become a URL as an engine's do.

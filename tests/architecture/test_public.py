@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 PUBLIC = {
     *("Node", "Election", "Term", "Transaction"),
-    *("Registry", "RoleInfo", "MemberInfo"),
+    *("Registry", "RoleInfo", "MemberInfo", "Overview"),
     *("AsyncNode", "AsyncElection", "AsyncTerm", "AsyncTransaction"),
     *("Event", "Elected", "Suspended", "Resumed", "Deposed", "LeaderChanged"),
     *("Candidate", "GuardedTable", "JobRecord", "LeaderInfo", "RunRecord", "TermRecord", "WaitInfo"),

@@ -32,6 +32,7 @@ COMMANDS = {
     "sql": "tenure.cli.admin",
     "status": "tenure.cli.inspect",
     "trigger": "tenure.cli.jobs",
+    "ui": "tenure.cli.ui",
     "watch": "tenure.cli.inspect",
 }
 

@@ -1,0 +1,21 @@
+"""A page that shows who leads: roles and their terms, members, jobs, waits, and what the doctor finds.
+
+    app.mount("/tenure", dashboard(url, access=who))    in FastAPI or Starlette
+    tenure ui                                           alone, for this machine
+
+``who(request)`` returns None, ``"view"`` or ``"operate"``, or a right and a name. Without it, and without users, only
+this machine may look, and nobody may operate. The dashboard is never a member and never holds a lock.
+"""
+
+from __future__ import annotations
+
+from tenure.integrations import extra
+
+with extra("dashboard"):
+    import jinja2  # noqa: F401 - to say in one line what is missing
+    import starlette  # noqa: F401
+
+from tenure.dashboard.access import User, users_from_file
+from tenure.dashboard.application import Dashboard, dashboard
+
+__all__ = ["Dashboard", "User", "dashboard", "users_from_file"]

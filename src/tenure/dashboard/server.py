@@ -1,0 +1,57 @@
+"""The web server of ``tenure ui``: uvicorn, without its trust in proxies and with limits for strangers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from tenure.dashboard.access import MAX_HEADERS
+from tenure.dashboard.application import Dashboard
+from tenure.integrations import extra
+
+with extra("dashboard"):
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEADERS_WITHIN_S = 10.0
+"""How long a client may take to send the headers of its first request."""
+CONNECTIONS = 500
+
+
+class Impatient(H11Protocol):
+    """Closes a connection whose first request does not come: uvicorn itself would wait for ever."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait."""
+        super().connection_made(transport)
+        self._waiting = asyncio.get_running_loop().call_later(HEADERS_WITHIN_S, self._give_up)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._waiting.cancel()
+        super().connection_lost(exc)
+
+    def _give_up(self) -> None:
+        cycle: Any = self.cycle  # None before the first request, whatever its type says
+        if cycle is None:
+            self.transport.close()
+
+
+def serve(application: Dashboard, listener: socket.socket) -> None:
+    """Serve until Ctrl-C or SIGTERM."""
+    config = uvicorn.Config(
+        application,
+        http=Impatient,
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # with it, a client could say that it is this machine
+        h11_max_incomplete_event_size=2 * MAX_HEADERS,
+        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=10,
+        timeout_graceful_shutdown=2,
+    )
+    uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,119 @@
+"""What the pages and the API ask the reader for: the overview, and the subjects that only some pages need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tenure import Candidate, ConfigError, JobRecord, Overview, Registry, RunRecord, StoreUnavailable, WaitInfo
+from tenure.aio.bridge import run
+from tenure.dashboard.snapshot import Read, Reader, Snapshot
+from tenure.reports import HistoryRow, with_gaps
+
+TERMS = 100
+RUNS = 100
+WAITING = 50
+"""How many requests may wait for the database at a time."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RoleDetail:
+    """The terms of a role, newest first, and who stands for it."""
+
+    terms: list[HistoryRow]
+    candidates: list[Candidate]
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Every job, and the last runs of all of them."""
+
+    jobs: list[JobRecord]
+    runs: list[RunRecord]
+
+
+class Unknown(ConfigError):
+    """There is no role of that name."""
+
+
+async def wait(reader: Reader, blocking: Callable[[], T]) -> T:
+    """Wait in a thread for what the database has to answer. Only so many requests may: each has a thread."""
+    if reader.waiting >= WAITING:
+        raise StoreUnavailable("the database does not answer, and many requests wait for it already")
+    reader.waiting += 1
+    try:
+        return await run(blocking, abandon=True)
+    finally:
+        reader.waiting -= 1
+
+
+async def snapshot(reader: Reader) -> Snapshot:
+    """Return the latest snapshot; wait in a thread if there is none yet."""
+    latest = reader.fresh()
+    return latest if latest is not None else await wait(reader, reader.snapshot)
+
+
+async def overview(reader: Reader) -> Overview:
+    """Return the latest overview. Raises StoreUnavailable if it is not there, or old."""
+    latest = await snapshot(reader)
+    if latest.overview is None or latest.stale:
+        raise StoreUnavailable(latest.problem or "the database does not answer")
+    return latest.overview
+
+
+async def role(reader: Reader, name: str) -> RoleDetail:
+    """Return the details of a role. Raises Unknown if there is no such role: strangers' names are not asked for."""
+    latest = await snapshot(reader)
+    if latest.overview is not None and all(info.role != name for info in latest.overview.roles):
+        raise Unknown(f"namespace {latest.overview.namespace!r} has no role {name!r}")
+
+    def read(registry: Registry) -> RoleDetail:
+        return RoleDetail(with_gaps(registry.history(name, TERMS + 1))[:TERMS], registry.candidates(name))
+
+    detail: RoleDetail = await _read(reader, ("role", name), read)
+    return detail
+
+
+async def jobs(reader: Reader) -> Jobs:
+    """Return every job, and the last runs."""
+    known: Jobs = await _read(reader, "jobs", lambda registry: Jobs(registry.jobs(), registry.runs(limit=RUNS)))
+    return known
+
+
+async def waits(reader: Reader) -> list[WaitInfo]:
+    """Return what the nodes are waiting for."""
+    found: list[WaitInfo] = await _read(reader, "waits", lambda registry: registry.waits())
+    return found
+
+
+async def runs(reader: Reader, role: str | None, job: str) -> list[RunRecord]:
+    """Return the last runs of a job."""
+    found: list[RunRecord] = await _read(
+        reader, ("runs", role, job), lambda registry: registry.runs(job, RUNS, role=role)
+    )
+    return found
+
+
+async def _read(reader: Reader, key: Hashable, read: Read) -> Any:
+    subject = reader.known(key, read)
+    if subject is None:
+        subject = await wait(reader, lambda: reader.subject(key, read))
+    if subject.failure is not None:
+        raise ConfigError(str(subject.failure))
+    return subject.value
+
+
+def number(text: str | None, otherwise: int) -> int:
+    """Return the number that a request gives, or another if it gives none, or one too long to be meant."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else otherwise
+
+
+def limit(text: str | None) -> int:
+    """Return how many rows a request asks for: 20 unless it says so, as on the command line."""
+    rows = 20 if text is None else number(text, 0)
+    if not 1 <= rows <= TERMS:
+        raise ConfigError(f"limit must be a number from 1 to {TERMS}, not {text!r}")
+    return rows
