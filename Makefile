@@ -57,7 +57,9 @@ demo: $(READY) ## watch an election, a crash and a takeover
 	$(BIN)/tenure demo $(ARGS)
 
 screens: $(READY) ## make the pictures and the transcript of the documents, from a real run
+	@scripts/system-packages chromium chromium-driver
 	$(BIN)/python scripts/screens.py
+	PYTHONPATH=. $(BIN)/python scripts/dashboard_screens.py
 
 unit: $(READY) ## run the tests that need no server, in seconds
 	$(BIN)/pytest -n 2 $(ARGS) tests/unit tests/architecture
@@ -127,10 +129,11 @@ clean: ## remove everything that make has made
 	rm -rf .venv .tools build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# PostgreSQL, MariaDB, a pooler, `ip` for networks that can be cut, a clock for servers, Prometheus's `promtool`, and what
-# a Patroni cluster needs.
+# PostgreSQL, MariaDB, a pooler, `ip` for networks that can be cut, a clock for servers, Prometheus's `promtool`, what a
+# Patroni cluster needs, and a browser.
 system-packages: ## install the servers that the tests start, where they are missing (on Debian, as root)
-	@scripts/system-packages postgresql mariadb-server-core pgbouncer iproute2 faketime prometheus etcd-server haproxy
+	@scripts/system-packages postgresql mariadb-server-core pgbouncer iproute2 faketime prometheus etcd-server haproxy \
+		chromium chromium-driver
 
 $(READY): pyproject.toml uv.lock scripts/bootstrap
 	@scripts/bootstrap
