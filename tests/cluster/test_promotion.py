@@ -317,6 +317,40 @@ def test_commit_whose_wait_for_the_replica_was_cancelled_counts_only_where_promo
         assert [held.token for held in standing.held] == [1], "now the replica has it"
 
 
+def test_word_is_taken_back_only_with_the_replica(replica):
+    """A replica that lacks the commit would still be trusted at once. So it waits, whatever the user's setting."""
+    name = make_database(replica.primary)
+    weak = replica.primary.url(name) + "?options=-csynchronous_commit%3Dlocal"
+    tenure_registry.Registry(weak).create(promotion="loses-nothing")
+    waiting = "select pid from pg_stat_activity where wait_event = 'SyncRep' and application_name like 'tenure%'"
+    with replica.synchronous():
+        replica.cut_off()
+        with ThreadPoolExecutor(1) as thread:
+            answer = thread.submit(tenure_registry.Registry(weak).create, promotion="may-lose")
+            ((pid,),) = until(lambda: replica.primary.execute(waiting), "a commit that waits")
+            replica.primary.execute(f"select pg_cancel_backend({pid})")
+            with pytest.raises(tenure.StoreUnavailable, match="do not promote it before it has caught up"):
+                answer.result(20)
+        replica.follow()
+
+
+def test_step_by_step_candidates_and_the_word_exclude_each_other(postgres_url):
+    """A candidate cannot see that its commit did not wait for the replica."""
+    manual = tenure.manual
+    manual.use(postgres_url)
+    assert manual.elect("worker-1").mine
+    registry = tenure_registry.Registry(postgres_url)
+    with pytest.raises(tenure.ConfigError, match=r"has step-by-step candidates, .*: unregister them, .*\(worker-1\)"):
+        registry.create(promotion="loses-nothing")
+    assert manual.unregister_candidate("worker-1")
+    registry.create(promotion="loses-nothing")
+    with pytest.raises(tenure.ConfigError, match="promotion=loses-nothing, which step-by-step candidates do not"):
+        manual.elect("worker-1")
+    registry.create(promotion="may-lose")
+    assert manual.elect("worker-1").mine
+    manual.close()
+
+
 def test_release_that_does_not_know_the_word_is_refused_while_it_stands(replica):
     url = replica.primary.url(make_database(replica.primary))
     oldest = "select value from tenure.meta where name = 'oldest'"

@@ -58,7 +58,7 @@ class Evidence:
         self._server = looked.server
         others = [member for member in looked.members if member.id != me]
         if self.reach > NEIGHBOURS:
-            self._renewed.update(member.id for member in others if self._has_renewed(member))
+            self._renewed.update(member.id for member in others if member.looks and self._has_renewed(member))
         self._since = {member.id: self._first_seen(member, now) for member in others}
         self.suspects = tuple(member for member in others if self._fallen(member))
         others.sort(key=lambda member: (member.id < me, member.id), reverse=True)
@@ -101,7 +101,9 @@ class Evidence:
             self.reach *= 2
 
     def _is_well(self, member: Sighting, now: float) -> bool:
-        return not self._fallen(member) and now < self._since[member.id][1] + timing.silence(member.ttl) / 2
+        """Whether the member can be relied on to look at those before it."""
+        renews = now < self._since[member.id][1] + timing.silence(member.ttl) / 2
+        return member.looks and renews and not self._fallen(member)
 
     def _fallen(self, member: Sighting) -> bool:
         """Whether the row and the server's locks show that this member's connection is gone."""

@@ -104,6 +104,10 @@ class Confirmed:
         return max(self.max_ttl, timing.DEFAULT_MAX_TTL_S) if self.made_on_a_promoted_server else self.max_ttl
 
 
+MANUAL = "manual"
+"""The ``takeover`` of a candidate of ``tenure.manual``, which renews by hand and looks at no other member."""
+
+
 @dataclass(frozen=True)
 class Member:
     """A membership as the join writes it. Only a resume changes its key later."""
@@ -128,6 +132,8 @@ class Sighting:
     epoch: int
     server_start: str
     sentinel_stands: bool
+    looks: bool = True
+    """Whether it looks at other members itself. A candidate of ``tenure.manual`` does not."""
 
 
 @dataclass(frozen=True)

@@ -80,9 +80,9 @@ class NodeProtocol:
 
     def stand(self, role: str) -> None:
         """Become a candidate for ``role``."""
-        self.roles.stand(role)
         # The next look shows whether the role's holder lives.
-        self._watch.look_at_once = True
+        if self.roles.stand(role):
+            self._watch.look_at_once = True
 
     def withdraw(self, role: str, now: float) -> None:
         """Stop standing for ``role``; a term that is held is resigned."""
@@ -206,8 +206,7 @@ class NodeProtocol:
     def fail(self, request: messages.ControlRequest, now: float, *, lost: bool) -> None:
         """Process a failure; ``lost`` if the connection is gone, so that the outcome is unknown."""
         self.expire(now)
-        # The request may have taken effect.
-        self.roles.read_all_at = LONG_AGO
+        self.roles.read_all_at = LONG_AGO  # the request may have taken effect
         if isinstance(request, messages.Open):
             self._connection.reopen.failed(now)
             return
@@ -275,7 +274,7 @@ class NodeProtocol:
     def answer_watch(self, request: messages.WatchRequest, answer: messages.WatchReply, now: float) -> None:
         """Process the answer to a request of the watch lane, received at ``now``."""
         self.expire(now)
-        if self._watch.answer(request, answer, self.member_id, now):
+        if self._watch.answer(request, answer, self.member_id, self.roles.held_by_others, now):
             self._renew_by(now)
 
     def fail_watch(self, request: messages.WatchRequest, now: float, *, lost: bool) -> None:
@@ -322,6 +321,7 @@ class NodeProtocol:
         self._connection.is_open = True
         self._connection.sentinels = self.settings.sentinels and opened.sentinels
         self._confirmation.see(opened.server, opened.confirmed, now)
+        self.roles.connected(now)
         row = self._membership.row
         if row is None:
             return

@@ -18,7 +18,7 @@ from __future__ import annotations
 from itertools import islice
 
 from tenure.core.messages import Acquire, Acquired, Held, Renew, Stand, Vacancy, Vacate
-from tenure.core.timing import LONG_AGO, NEVER, RETRY_S, silence
+from tenure.core.timing import LONG_AGO, NEVER, RETRY_S, server_patience, silence
 from tenure.events import Deposed, Elected, EndReason, Event
 
 FEW_ROLES = 1000
@@ -48,6 +48,7 @@ class Roles:
         """Roles that were resigned here, and whose term is not marked in the database yet."""
         self.read_all_at = LONG_AGO
         """When to read all roles again, those included whose change no index shows."""
+        self._read_all_until = LONG_AGO
         self.working: set[str] = set()
         """Roles whose work still runs. If one is resigned or lost, it is vacated when its work has ended (R12)."""
         self._vacating: dict[str, tuple[int, str | None, float]] = {}
@@ -56,12 +57,14 @@ class Roles:
         self._reservations: dict[str, tuple[int, float]] = {}
         self._unreserved: set[str] = set()
 
-    def stand(self, role: str) -> None:
-        """Become a candidate for the role."""
-        if role not in self.standing:
-            self.standing.add(role)
-            self.withdrawn.discard(role)
-            self.unregistered.add(role)
+    def stand(self, role: str) -> bool:
+        """Become a candidate for the role; return whether the node was none."""
+        if role in self.standing:
+            return False
+        self.standing.add(role)
+        self.withdrawn.discard(role)
+        self.unregistered.add(role)
+        return True
 
     def withdraw(self, role: str, now: float) -> None:
         """Stop standing for the role; a term that is held is resigned."""
@@ -86,6 +89,9 @@ class Roles:
         token = self.holding.pop(role)
         self._dropped[role] = token
         self._news.append(Deposed(role, token, reason))
+        # The database may still name this member as the holder. Only a renewal that reads all roles shows that.
+        if reason is not EndReason.RESIGNED:
+            self.read_all_at = LONG_AGO
 
     def start_over(self) -> None:
         """Forget what belonged to the last membership; stay a candidate for the same roles."""
@@ -97,6 +103,11 @@ class Roles:
         self._unreserved.clear()
         self.read_all_at = LONG_AGO
         self.unregistered = set(self.standing)
+
+    def connected(self, now: float) -> None:
+        """Read all roles with each renewal, until no request can take effect that waits on an older connection."""
+        self.read_all_at = LONG_AGO
+        self._read_all_until = now + server_patience(self._ttl)
 
     # What to ask
 
@@ -112,7 +123,8 @@ class Roles:
     @property
     def held_by_others(self) -> tuple[str, ...]:
         """Some of the roles that the node stands for and does not hold: all of them, if there are few."""
-        return tuple(sorted(role for role in islice(self.standing, LOOKED_AT) if role not in self.holding))
+        others = (role for role in self.standing if role not in self.holding)
+        return tuple(sorted(islice(others, LOOKED_AT)))
 
     @property
     def vacate_at(self) -> float:
@@ -177,7 +189,8 @@ class Roles:
     def reconcile(self, held: tuple[Held, ...], now: float, *, trusted: bool) -> None:
         """Bring the terms held here into line with all roles that this member holds in the database."""
         number = max(len(self.standing), len(held))
-        self.read_all_at = LONG_AGO if number <= FEW_ROLES else now + READ_ROLE_S * number
+        always = number <= FEW_ROLES or now < self._read_all_until
+        self.read_all_at = LONG_AGO if always else now + READ_ROLE_S * number
         tokens = {mine.role: mine.token for mine in held}
         for role, token in list(self.holding.items()):
             if tokens.get(role) != token:
@@ -251,3 +264,4 @@ class Roles:
             self._news.append(Elected(role, token))
         else:
             self._dropped[role] = token
+            self.read_all_at = LONG_AGO

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tenure.core import messages, timing
 from tenure.core.backoff import Backoff
 from tenure.core.evidence import Evidence
+from tenure.core.roles import LOOKED_AT
 
 SOON_S = 4 * timing.RETRY_S
 """The least time before the lane repeats a request."""
@@ -61,14 +62,24 @@ class WatchLane:
         seconds = SOON_S if busy else max(SOON_S, self._evidence.silence_due - now)
         return messages.Look(me, self._evidence.predecessor_key, min(seconds, self._slice_s), reach, wanted)
 
-    def answer(self, request: messages.WatchRequest, answer: messages.WatchReply, me: str | None, now: float) -> bool:
+    def answer(
+        self,
+        request: messages.WatchRequest,
+        answer: messages.WatchReply,
+        me: str | None,
+        wanted: tuple[str, ...],
+        now: float,
+    ) -> bool:
         """Process the answer, received at ``now``; return whether to check for vacant roles now."""
         self._retry.worked()
         if isinstance(answer, messages.Watching):
             self._open = True
             self.look_at_once = True
             self._evidence = Evidence()
-        elif isinstance(answer, messages.Looked) and me is not None:
+        elif isinstance(request, messages.Look) and isinstance(answer, messages.Looked) and me is not None:
+            # A look that was under way when the node joined, or stood for one more role, does not count.
+            if request.member_id == me and (len(request.roles) == LOOKED_AT or {*wanted} <= {*request.roles}):
+                self.look_at_once = False
             return self._looked(answer, me, now)
         elif isinstance(answer, messages.Knocked):
             self._judge(self._evidence.knocked(accepted=answer.open))
@@ -100,7 +111,6 @@ class WatchLane:
         self.verdicts = {verdict.member_id: verdict for verdict in left}
 
     def _looked(self, looked: messages.Looked, me: str, now: float) -> bool:
-        self.look_at_once = False
         self._slice_s = looked.slice_s
         self._judge(self._evidence.look(looked, me, now))
         if not looked.vacancy:

@@ -28,6 +28,7 @@ Dial = Callable[[Host], Any]
 HEAD_START_S = 0.25
 """How long a host may be silent before the next one is dialled beside it."""
 LONGEST_S = 2.0
+ABORTED = -1
 
 
 def time_limit_s(ttl: float) -> float:
@@ -92,6 +93,7 @@ class _Race:
     def run(self, order: list[tuple[int, Host]]) -> tuple[int | None, Any]:
         """Return the number of the host that won, and the connection; or None, and the reason of each host."""
         reasons: dict[int, str] = {number: f"no answer within {self._limit_s:g} s" for number, _ in order}
+        refusals: list[BaseException] = []
         waiting, silent = list(order), set(reasons)
         until = clock.now()
         while silent:
@@ -104,12 +106,18 @@ class _Race:
                 if waiting:
                     continue
                 break
-            if isinstance(outcome, BaseException):
+            if number == ABORTED:
                 raise outcome
-            if not isinstance(outcome, str):
+            if isinstance(outcome, BaseException):
+                refusals.append(outcome)
+            elif isinstance(outcome, str):
+                reasons[number] = outcome
+            else:
                 return number, outcome
-            reasons[number] = outcome
             silent.discard(number)
+        # Another host might have been the right one, so a refusal counts only if no host has won.
+        for refusal in refusals:
+            raise refusal
         return None, reasons
 
     def _attempt(self, number: int, host: Host) -> None:
@@ -127,7 +135,7 @@ class _Race:
 
     def abort(self) -> None:
         """Make :meth:`run` fail."""
-        self._outcomes.put((-1, StoreUnavailable("the connection is not needed any more")))
+        self._outcomes.put((ABORTED, StoreUnavailable("the connection is not needed any more")))
 
     def close(self) -> None:
         """Close the connections that came too late, and those that are still to come."""

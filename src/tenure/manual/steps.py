@@ -30,7 +30,7 @@ from typing import Any
 from tenure import clock
 from tenure.core import messages, timing
 from tenure.core.evidence import Evidence
-from tenure.core.messages import Server, Sighting, Verdict
+from tenure.core.messages import MANUAL, Server, Sighting, Verdict
 from tenure.errors import ConfigError
 from tenure.settings import check_encoding
 from tenure.store import records, statements
@@ -38,8 +38,6 @@ from tenure.store.control import ControlStore
 from tenure.store.records import Candidate, LeaderInfo
 from tenure.store.session import Failed, Step
 
-MANUAL = "manual"
-"""The value of ``takeover`` for a step-by-step candidate."""
 PATIENCE_S = 1.0
 """How long an election waits for a role whose row is locked, on this process's own connection."""
 BUSY_PAUSE_S = 0.02
@@ -198,6 +196,7 @@ class ManualElection:
     def _permitted(self, ttl: float) -> tuple[Server, float]:
         """Return the server and the permitted expiry: a shorter one while a raise of the largest TTL ripens (R14)."""
         server, confirmed = self.store.open(ttl)
+        self._refuse_word(confirmed)
         if ttl > confirmed.max_ttl:
             raise ConfigError(
                 f"expire={ttl:g} is above the largest permitted in namespace {self.store.namespace!r}, "
@@ -209,6 +208,14 @@ class ManualElection:
             if since is None or records.seconds_between(since, now) < timing.RIPENS_AFTER_S:
                 ttl = confirmed.ripe_ttl
         return server, ttl
+
+    def _refuse_word(self, confirmed: messages.Confirmed) -> None:
+        """Refuse a namespace whose promotions lose nothing (R17): a candidate cannot see a commit that did not wait."""
+        if confirmed.loses_nothing:
+            raise ConfigError(
+                f"namespace {self.store.namespace!r} has promotion=loses-nothing, which step-by-step candidates do not "
+                "support: use another namespace"
+            )
 
     def _renewal(self, member_id: str) -> Step:
         no_connections = {"control_pid": 0, "control_start": "", "watch_pid": 0, "watch_start": ""}
@@ -286,6 +293,7 @@ class ManualElection:
         They are confirmed when the largest TTL has passed since the first member joined here, by the database's clock.
         """
         server, confirmed = self.store.open(None)
+        self._refuse_word(confirmed)
         if confirmed.line != server.line:
             ((first, now),) = self._read(statements.FIRST_JOINED)
             if records.seconds_between(first, now) < timing.silence(confirmed.longest_lease):

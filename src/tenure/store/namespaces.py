@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tenure.core import timing
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, StoreUnavailable
 from tenure.store import migrations, records, statements
 from tenure.store.control import confirmed
 from tenure.store.records import Tables
@@ -35,11 +35,29 @@ def limit_ttl(tables: Tables, seconds: float) -> None:
 
 def set_promotion(tables: Tables, word: str) -> None:
     """Record whether a promotion loses commits; raise ConfigError while an earlier promotion is waited for."""
-    _, changed, _ = _run(tables, *statements.SET_PROMOTION, promotion=word, oldest=migrations.oldest())
+    if word == statements.LOSES_NOTHING:
+        _refuse_manual_candidates(tables)
+    _, before, changed, _ = _run(tables, *statements.SET_PROMOTION, promotion=word, oldest=migrations.oldest())
+    if before.rows[0][0] == statements.LOSES_NOTHING and tables.session.unreplicated:
+        raise StoreUnavailable(
+            f"promotion={word!r} is set for namespace {tables.namespace!r}, but somebody cancelled the wait for the "
+            "replica, which may still say that a promotion loses nothing: do not promote it before it has caught up"
+        )
     if not changed.count:
         raise ConfigError(
             f"promotion={word!r} cannot be set while namespace {tables.namespace!r} waits for leases that an earlier "
             "promotion may have lost: `tenure status` shows the wait; try again when it is over"
+        )
+
+
+def _refuse_manual_candidates(tables: Tables) -> None:
+    """Raise ConfigError while candidates of ``tenure.manual`` live: they rely on commits that may be lost."""
+    names = [row[1] for row in _run(tables, statements.MANUAL_MEMBERS)[0].rows]
+    if names:
+        raise ConfigError(
+            f"promotion='loses-nothing' cannot be set while namespace {tables.namespace!r} has step-by-step "
+            "candidates, which do not support it: unregister them, or give them another namespace "
+            f"({', '.join(sorted(names))})"
         )
 
 

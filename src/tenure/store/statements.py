@@ -396,7 +396,8 @@ MAY_LOSE = "may-lose"
 """The words of an operator about promotions, in the column ``promotion``. None means the second."""
 
 SET_PROMOTION = (
-    "select 1 from {namespaces} where name = :namespace for update",
+    "select value from {meta} where name = 'oldest' for update",
+    "select promotion, {replicated} from {namespaces} where name = :namespace for update",
     """
 update {namespaces} set promotion = :promotion
 where name = :namespace and (:promotion = 'may-lose'
@@ -407,7 +408,9 @@ update {meta} set value = {greatest}(:oldest, case when exists (
     select 1 from {namespaces} where promotion = 'loses-nothing') then 6 else 0 end) where name = 'oldest'
 """,
 )
-"""A promotion that is being waited for came before the word, so the word must not shorten that wait. Releases before
+"""The commit that takes the word back waits for the replica: a replica that lacks it would still be trusted at once.
+
+A promotion that is being waited for came before the word, so the word must not shorten that wait. Releases before
 version 6 do not know the word, and begin terms by commits whose wait for the replica was cancelled: they are refused
 as long as a namespace has it."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tenure.core import messages, timing
-from tenure.core.messages import Sighting
+from tenure.core.messages import MANUAL, Sighting
 from tenure.store import watch_statements
 from tenure.store.dialects import listed
 from tenure.store.session import Result, Sentinel, Session, Step
@@ -116,5 +116,5 @@ class WatchStore:
 
 def sighting(row: Sequence[Any], *, stands: bool) -> Sighting:
     """Return a member as a look saw it, from its row in the roster."""
-    member_id, ttl_ms, renewals, key, epoch, server_start, _ = row
-    return Sighting(member_id, ttl_ms / 1000, renewals, key, epoch, server_start, stands)
+    member_id, ttl_ms, renewals, key, epoch, server_start, _, takeover = row
+    return Sighting(member_id, ttl_ms / 1000, renewals, key, epoch, server_start, stands, takeover != MANUAL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tenure.store.statements import ENDED_HOLDERS
 
-_SEEN = "id, ttl_ms, renewals, sentinel_key, sentinel_epoch, server_start, control_pid"
+_SEEN = "id, ttl_ms, renewals, sentinel_key, sentinel_epoch, server_start, control_pid, takeover"
 
 ROSTER = f"""
 select {_SEEN} from (

@@ -163,3 +163,12 @@ def test_node_looks_at_its_neighbours_again_when_one_of_them_has_renewed():
     assert evidence.reach == 2 * NEIGHBOURS, "a member that was seen only now may be silent"
     look(evidence, 0.2, *ring(2 * NEIGHBOURS, renewals=1))
     assert evidence.reach == NEIGHBOURS
+
+
+def test_neighbours_that_look_at_nobody_do_not_hide_those_behind_them():
+    """Candidates of tenure.manual renew, and end nobody."""
+    evidence = Evidence()
+    look(evidence, 0.0, *ring(NEIGHBOURS, looks=False))
+    assert evidence.reach == 2 * NEIGHBOURS
+    look(evidence, 0.1, *ring(2 * NEIGHBOURS, looks=False, renewals=1))
+    assert evidence.reach == 4 * NEIGHBOURS, "a renewal of theirs does not make the reach short again"

@@ -8,7 +8,7 @@ from tenure.core import roles
 from tenure.core.messages import Acquire, Acquired, Held, Renew, Stand, Standing, Vacancy, Vacate, Vacated
 from tenure.core.roles import Roles
 from tenure.events import Deposed, Elected
-from tests.unit.core.scripted import CONFIRMED, EVERY, LOST, SILENCE, TTL, ScriptedNode, leader
+from tests.unit.core.scripted import CONFIRMED, EVERY, LOST, SILENCE, TRUST, TTL, ScriptedNode, leader
 
 
 def standing(*held: Held, **rest) -> dict:
@@ -303,6 +303,7 @@ def many(monkeypatch):
     """A node that leads `r` and counts as having many roles: it reads all of them once in a hundred seconds."""
     monkeypatch.setattr(roles, "FEW_ROLES", 0)
     monkeypatch.setattr(roles, "READ_ROLE_S", 100.0)
+    monkeypatch.setattr(roles, "server_patience", lambda _ttl: 0.0)
     node = leader("r")
     (first,) = [request for request in node.run(EVERY) if isinstance(request, Renew)]
     assert first.thorough
@@ -327,3 +328,21 @@ def test_node_with_many_roles_reads_all_after_a_failure(many):
     many.run(2 * EVERY)
     made = many.run(3 * EVERY)
     assert all(request.thorough for request in made if isinstance(request, Renew))
+
+
+def test_node_with_many_roles_reads_all_after_its_terms_have_lapsed(many):
+    """The database still names it as the holder, so no other node takes the roles."""
+    many.run(2 * EVERY, standing())
+    woken = 2 * EVERY + TRUST + 0.1
+    many.run(woken, standing(Held("r", 1)))
+    assert many.believes(woken) == {"r": 2}, "it has taken its own role again"
+
+
+def test_node_with_many_roles_reads_all_while_an_old_connection_may_have_a_request(many, monkeypatch):
+    monkeypatch.setattr(roles, "server_patience", lambda _ttl: 3 * EVERY)
+    many.roles.connected(2 * EVERY)
+    made = [request for number in (2, 3, 4) for request in many.run(number * EVERY, standing(Held("r", 1)))]
+    assert [request.thorough for request in made] == [True] * 3
+    (after,) = many.run(5 * EVERY, standing(Held("r", 1)))
+    assert after.thorough, "the last one came before the end of that time"
+    assert many.run(6 * EVERY, standing()) == [Renew(many.protocol.member_id, thorough=False)]

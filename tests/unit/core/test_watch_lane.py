@@ -215,3 +215,21 @@ def test_node_looks_on_at_once_if_all_its_neighbours_have_fallen():
     (look,) = node.look(0.0)[:1]
     assert look == Look(node.protocol.member_id, None, 0.0, 2 * NEIGHBOURS)
     assert not node.protocol.settled
+
+
+def test_standing_again_for_a_role_does_not_make_the_node_look_at_once():
+    """A web application may call node.election() in every request."""
+    node = joined("r")
+    node.look(0.0, member(key=7))
+    node.protocol.stand("r")
+    (look,) = node.look(0.1, member(key=7))
+    assert look.wait_for == 7
+
+
+def test_look_that_was_under_way_does_not_settle_what_a_new_role_asks():
+    node = joined("r")
+    node.look(0.0, member(key=7))
+    under_way = node.protocol.watch(0.1)
+    node.protocol.stand("x")
+    node.protocol.answer_watch(under_way, Looked(SERVER, (member(key=7),)), 0.5)
+    assert node.protocol.watch(0.5) == Look(node.protocol.member_id, None, 0.0, NEIGHBOURS, ("x",))

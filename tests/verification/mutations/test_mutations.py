@@ -441,7 +441,7 @@ MUTATIONS = [
         "a neighbour that was never seen to renew counts as well",
         "silent-neighbours",
         "neighbours froze with it: nobody led",
-        (("core/evidence.py", "if self._has_renewed(member))", "if now < self._first_seen(member, now)[1] + 5)"),),
+        (("core/evidence.py", "and self._has_renewed(member))", "and now < self._first_seen(member, now)[1] + 5)"),),
     ),
     Mutation(
         "a node that finds no neighbour well waits before it looks on",
@@ -454,10 +454,11 @@ MUTATIONS = [
         "lost-acquire-among-many-roles",
         NOBODY_LEADS,
         (
+            ("core/protocol.py", "self.roles.read_all_at = LONG_AGO  # the request may have taken effect", "pass"),
             (
-                "core/protocol.py",
-                "        # The request may have taken effect.\n        self.roles.read_all_at = LONG_AGO\n",
-                "",
+                "core/roles.py",
+                "self.read_all_at = LONG_AGO\n        self._read_all_until = now + server_patience(self._ttl)\n",
+                "pass\n",
             ),
         ),
     ),

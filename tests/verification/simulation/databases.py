@@ -265,7 +265,7 @@ class SqlDatabase:
         """An operator says whether a promotion loses commits."""
         word = statements.LOSES_NOTHING if loses_nothing else statements.MAY_LOSE
         parameters = {"namespace": NAMESPACE, "promotion": word}
-        self.sqlite.execute(DIALECT.text(statements.SET_PROMOTION[1]), parameters)
+        self.sqlite.execute(DIALECT.text(statements.SET_PROMOTION[2]), parameters)
 
     def request(self, role: str) -> None:
         """An operator asks the leader to resign."""

@@ -167,7 +167,10 @@ class MySqlConnector(connecting.Connector):
         connection = self._dial(purpose, arguments)
         if len(self.hosts) == 1 or isinstance(connection, str):
             return connection
-        return self._first_use(connection, self._why_no_primary, said) or connection
+        reason = self._first_use(connection, self._why_no_primary, said)
+        if reason is not None:
+            connection.close()
+        return reason or connection
 
     def look(self, host: Host) -> tuple[str | None, str]:
         """Return why one of several hosts is no primary, or None if it takes writes; and which server it is."""
