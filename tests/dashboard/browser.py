@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
@@ -45,10 +45,10 @@ def chromium() -> Iterator[webdriver.Chrome]:
 
 
 @contextlib.contextmanager
-def ui(url: str, *options: str, namespace: str = "default") -> Iterator[str]:
-    """Start `tenure ui` as a user would; yield the address that it prints."""
+def ui(url: str, *options: str, namespace: str = "default", log: IO[str] | None = None) -> Iterator[str]:
+    """Start `tenure ui` as a user would; yield the address that it prints. Its stderr goes to a file, if given."""
     told = [TENURE, "ui", "--url", url, "--namespace", namespace, "--bind", "127.0.0.1:0", *options]
-    with subprocess.Popen(told, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(told, stdout=subprocess.PIPE, stderr=log, text=True) as process:
         assert process.stdout is not None
         try:
             yield process.stdout.readline().split()[0]

@@ -33,6 +33,7 @@ def ask(
     client: tuple[str, int] | None = LOCAL,
     host: str = "localhost:8377",
     root_path: str = "",
+    http_version: str = "1.1",
     raw_headers: list[tuple[bytes, bytes]] | None = None,
     **headers: str,
 ) -> Answer:
@@ -47,7 +48,7 @@ def ask(
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
-        "http_version": "1.1",
+        "http_version": http_version,
         "method": method,
         "scheme": "http",
         "path": root_path + path,
@@ -82,7 +83,13 @@ def ask(
 SAME_ORIGIN = {"origin": "http://localhost:8377", "sec_fetch_site": "same-origin"}
 
 
+def cookie_of(app: Any, token: str) -> str:
+    """The cookie of a user who has signed in; with a wrong token, a cookie that has it."""
+    user = app._users.of_token(token)
+    return f"tenure_dashboard={app._users.cookie(user) if user else token}"
+
+
 def act(app: Any, token: str | None, form: dict[str, str], **more: Any) -> Answer:
     """Send a form as the page of the dashboard itself does."""
-    sent = {**SAME_ORIGIN, **({"cookie": f"tenure_dashboard={token}"} if token else {}), **more}
+    sent = {**SAME_ORIGIN, **({"cookie": cookie_of(app, token)} if token else {}), **more}
     return ask(app, "/act", "POST", form=form, **sent)

@@ -1,4 +1,4 @@
-"""Twelve attacks, each refused: what a stranger, a website or a visitor without the right may try."""
+"""Attacks, each refused: what a stranger, a website or a visitor without the right may try."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import threading
 import pytest
 
 import tenure
-from tenure.dashboard import User, access, dashboard
-from tests.dashboard.client import FOREIGN, SAME_ORIGIN, act, ask
+from tenure.dashboard import User, access, dashboard, threads
+from tests.dashboard.client import FOREIGN, SAME_ORIGIN, act, ask, cookie_of
 from tests.dashboard.conftest import OPERATOR, VIEWER, three
 from tests.support.store_by_hand import until
 
@@ -42,7 +42,7 @@ def nobody_acted(cluster):
 
 
 def signed_in(app, token=VIEWER, path="/", **more):
-    return ask(app, path, cookie=f"tenure_dashboard={token}", **more)
+    return ask(app, path, cookie=cookie_of(app, token), **more)
 
 
 # 1 and 2: another website ------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def signed_in(app, token=VIEWER, path="/", **more):
 )
 @pytest.mark.usefixtures("nobody_acted")
 def test_form_of_another_website_is_refused(guarded, headers):
-    answer = ask(guarded, "/act", "POST", form=HAND_OVER, cookie=f"tenure_dashboard={OPERATOR}", **headers)
+    answer = ask(guarded, "/act", "POST", form=HAND_OVER, cookie=cookie_of(guarded, OPERATOR), **headers)
     assert answer.status == 403
     assert "set-cookie" not in ask(guarded, "/sign-in", "POST", form={"token": VIEWER}, **headers).headers
 
@@ -117,7 +117,8 @@ def test_script_in_every_name_is_shown_as_text(sqlite_url):
         app = dashboard(sqlite_url, namespace=NASTY, access=lambda _: ("operate", NASTY))
         failing = act(app, None, {**HAND_OVER, "role": NASTY, "to": NASTY})
         assert failing.status == 303
-        queries = [{"name": NASTY}, {"find": NASTY}, {"name": NASTY, "done": "1", "span": NASTY, "page": NASTY}]
+        done = failing.headers["location"].rpartition("=")[2]
+        queries = [{"name": NASTY}, {"find": NASTY}, {"name": NASTY, "done": done, "span": NASTY, "page": NASTY}]
         for path in ("/", "/role", "/members", "/jobs", "/waits", "/doctor", "/actions", "/nowhere"):
             for query in queries:
                 text = ask(app, path, query=query).text
@@ -155,7 +156,9 @@ def test_path_leads_to_no_other_file(url, name):
 
 
 @pytest.mark.parametrize(
-    "token", ["", "wrong", VIEWER[:-1], VIEWER + "x", VIEWER.upper(), "viewer", "\udcff", "x" * 5000], ids=range(8)
+    "token",
+    ["", "wrong", VIEWER[:-1], VIEWER + "x", VIEWER.upper(), "viewer", "\udcff", "x" * 5000, "b2xnYQ.9.x"],
+    ids=range(9),
 )
 def test_wrong_or_missing_token_shows_nothing(guarded, token):
     cookie = f"tenure_dashboard={token}".encode("utf-8", "surrogateescape")
@@ -178,6 +181,30 @@ def test_right_token_signs_in_with_a_cookie_that_scripts_and_other_sites_cannot_
     assert "scheduler" in ask(guarded, "/api/status", authorization=f"Bearer {VIEWER}").text
 
 
+def test_cookie_is_safe_behind_a_proxy_with_tls(guarded):
+    """The proxy speaks HTTP with the dashboard; the browser says in the Origin what it speaks with the proxy."""
+    for origin, safe in (("https://admin.example", True), ("http://admin.example", False)):
+        answer = ask(guarded, "/sign-in", "POST", form={"token": VIEWER}, host="admin.example", origin=origin)
+        assert ("Secure" in answer.headers["set-cookie"].split("; ")) is safe
+
+
+def test_cookie_is_not_the_token_and_expires(guarded, url, monkeypatch):
+    cookie = ask(guarded, "/sign-in", "POST", form={"token": VIEWER}, **SAME_ORIGIN).headers["set-cookie"]
+    cookie = cookie.partition(";")[0]
+    assert VIEWER not in cookie
+    assert ask(guarded, cookie=f"tenure_dashboard={VIEWER}").status == 401, "a token is no cookie"
+    assert ask(guarded, authorization=f"Bearer {cookie.partition('=')[2]}").status == 401, "a cookie is no token"
+    name, expiry, proof = cookie.split(".")
+    assert ask(guarded, cookie=f"{name}.{int(expiry) + 1}.{proof}").status == 401
+    olga = cookie_of(guarded, OPERATOR).partition(".")[0]
+    assert ask(guarded, cookie=f"{olga}.{expiry}.{proof}").status == 401
+    assert ask(dashboard(url, users=USERS), cookie=cookie).status == 200, "another worker with the same users"
+    changed = [User("olga", OPERATOR, "operate"), User("vera", "another-token-of-many-characters")]
+    assert ask(dashboard(url, users=changed), cookie=cookie).status == 401, "her token was changed"
+    monkeypatch.setattr(access.time, "time", lambda: float(expiry) + 1)
+    assert ask(guarded, cookie=cookie).status == 401
+
+
 def test_every_token_is_compared_to_the_end(monkeypatch):
     """The time says nothing, because the work is the same: a digest of what was given, and one comparison a user."""
     compared = []
@@ -197,6 +224,8 @@ def test_short_or_unknown_settings_are_refused():
         User("olga", OPERATOR, "own")
     with pytest.raises(tenure.ConfigError, match="empty"):
         access.Users([])
+    with pytest.raises(tenure.ConfigError, match="'olga' and 'vera' have the same token"):
+        access.Users([User("olga", OPERATOR), User("vera", OPERATOR)])
     assert OPERATOR not in repr(USERS)
 
 
@@ -221,7 +250,7 @@ def test_slow_form_is_given_up_and_holds_no_one_else(guarded, monkeypatch):
                 answers.append(message)
 
             headers = [(b"host", b"localhost:8377"), (b"origin", b"http://localhost:8377")]
-            headers += [(b"cookie", f"tenure_dashboard={OPERATOR}".encode())]
+            headers += [(b"cookie", cookie_of(guarded, OPERATOR).encode())]
             scope = {"type": "http", "method": "POST", "path": "/act", "root_path": "", "scheme": "http"}
             scope |= {"query_string": b"", "headers": headers, "client": ("127.0.0.1", 1), "http_version": "1.1"}
             await guarded(scope, receive, send)
@@ -240,10 +269,50 @@ def test_header_that_is_too_large_is_refused(guarded):
     assert signed_in(guarded, x_large="x" * 20_000).status == 431
     assert (
         ask(
-            guarded, "/act", "POST", form={"what": "x" * 20_000}, cookie=f"tenure_dashboard={OPERATOR}", **SAME_ORIGIN
+            guarded, "/act", "POST", form={"what": "x" * 20_000}, cookie=cookie_of(guarded, OPERATOR), **SAME_ORIGIN
         ).status
         == 400
     )
+
+
+def test_form_with_very_many_fields_is_refused(guarded):
+    assert act(guarded, OPERATOR, {f"field-{number}": "x" for number in range(100)}).status == 400
+    many = {f"field-{number}": "x" for number in range(100)}
+    assert ask(guarded, "/sign-in", "POST", form=many, **SAME_ORIGIN).status == 401
+
+
+def test_only_so_many_are_asked_about_and_act_at_a_time(url, monkeypatch):
+    held, asked = threading.Event(), threading.Semaphore(0)
+
+    def who(_):
+        asked.release()
+        assert held.wait(20)
+        return "operate", "olga"
+
+    app = dashboard(url, access=who)
+    monkeypatch.setattr(threads, "AT_ONCE", 2)
+    slow = [threading.Thread(target=ask, args=(app,)) for _ in range(2)]
+    for one in slow:
+        one.start()
+    for _ in slow:
+        assert asked.acquire(timeout=20)
+    refused = ask(app)
+    held.set()
+    for one in slow:
+        one.join(20)
+    assert (refused.status, "wait to be let in" in refused.text) == (503, True)
+    assert ask(app).status == 200
+
+
+@pytest.mark.usefixtures("nobody_acted")
+def test_only_so_many_actions_are_under_way(url, monkeypatch):
+    async def who(_):
+        return "operate", "olga"
+
+    app = dashboard(url, access=who)
+    monkeypatch.setattr(threads, "AT_ONCE", 0)
+    refused = act(app, None, HAND_OVER)
+    assert (refused.status, "nothing was done" in refused.text) == (503, True)
 
 
 # 10 and 11: acting without the right -------------------------------------------------------------------------
@@ -252,7 +321,7 @@ def test_header_that_is_too_large_is_refused(guarded):
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH", "DELETE"])
 @pytest.mark.usefixtures("nobody_acted")
 def test_nothing_but_post_acts(guarded, method):
-    headers = SAME_ORIGIN | {"cookie": f"tenure_dashboard={OPERATOR}"}
+    headers = SAME_ORIGIN | {"cookie": cookie_of(guarded, OPERATOR)}
     assert ask(guarded, "/act", method, query=HAND_OVER, form=HAND_OVER, **headers).status == 405
     for path in ("/", "/role", "/jobs"):
         ask(guarded, path, "GET", query={**HAND_OVER, "name": "scheduler"}, **headers)
@@ -261,11 +330,32 @@ def test_nothing_but_post_acts(guarded, method):
 @pytest.mark.usefixtures("nobody_acted")
 def test_viewer_does_not_operate(guarded, url, caplog):
     assert act(guarded, VIEWER, HAND_OVER).status == 403
-    assert "'vera' may only view" in caplog.text
+    assert (
+        "'vera' may only view, and asked through the dashboard: hand over role 'scheduler' to 'worker-2'" in caplog.text
+    )
+    assert "Nobody did anything" in signed_in(guarded, OPERATOR, "/actions").text
     assert "<button>Hand over" not in signed_in(guarded, VIEWER, "/role", query={"name": "scheduler"}).text
     assert "<button>Hand over" in signed_in(guarded, OPERATOR, "/role", query={"name": "scheduler"}).text
     assert act(dashboard(url), None, HAND_OVER).status == 403
     assert act(dashboard(url, access=lambda _: "view"), None, HAND_OVER).status == 403
+
+
+def test_refused_attempts_and_sign_ins_leave_a_line(guarded, caplog):
+    caplog.set_level("INFO", "tenure.dashboard")
+    ask(guarded, "/act", "POST", form=HAND_OVER, origin="https://evil.example", client=FOREIGN)
+    ask(guarded, "/sign-in", "POST", form={"token": "wrong"}, **SAME_ORIGIN)
+    ask(guarded, "/sign-in", "POST", form={"token": VIEWER}, **SAME_ORIGIN)
+    ask(guarded, "/nowhere")
+    cross, wrong, right = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert cross[0] == "WARNING"
+    assert cross[1].startswith("refused 'POST' of 'unknown' from '192.0.2.7': '/act': the Origin header")
+    assert wrong == ("WARNING", "refused 'POST' of 'unknown' from '127.0.0.1': '/sign-in': no user has this token")
+    assert right == ("INFO", "'vera' signs in to the dashboard from '127.0.0.1'")
+
+
+def test_version_is_for_those_who_are_let_in(guarded):
+    assert f"Tenure {tenure.__version__}" in signed_in(guarded).text
+    assert tenure.__version__ not in ask(guarded).text
 
 
 # 12: the Host header, and who counts as this machine ---------------------------------------------------------
@@ -299,6 +389,23 @@ def test_request_that_a_proxy_passed_on_is_foreign(url, header):
     refused = ask(app, raw_headers=[(header.encode(), b"127.0.0.1")])
     assert refused.status == 403
     assert "scheduler" not in refused.text
+
+
+def test_request_in_the_language_of_old_proxies_is_foreign(url):
+    """As nginx passes on by default: HTTP/1.0, the Host of its own setting, and no header that tells."""
+    assert ask(dashboard(url), http_version="1.0", host="127.0.0.1:8377").status == 403
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2:8377", "127.0.0.1", "[::1]:8377", "LOCALHOST"])
+def test_every_address_of_this_machine_is_its_name(url, host):
+    assert ask(dashboard(url), host=host).status == 200
+
+
+def test_api_is_where_the_dashboard_is_mounted(url):
+    """An application below /api/ has pages for people, too."""
+    mounted = ask(dashboard(url), "/nowhere", root_path="/api/tenure")
+    assert (mounted.status, mounted.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert ask(dashboard(url), "/api/nowhere", root_path="/x").headers["content-type"] == "application/json"
 
 
 @pytest.mark.parametrize("client", [FOREIGN, ("10.0.0.1", 1), ("::ffff:10.0.0.1", 1), None, ("testclient", 1)])

@@ -28,15 +28,36 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 """
 AFTER_DJANGO = """
 from django.core.management import call_command
+from django.contrib.auth import get_user_model, login
 from django.contrib.sessions.backends.db import SessionStore
+from django.http import HttpRequest
 from tests.dashboard.client import ask
 
 call_command("migrate", verbosity=0)
-session = SessionStore()
-session["_auth_user_id"] = "7"
-session.create()
-seen = ask(application, "/tenure/", cookie=f"sessionid={session.session_key}")
-assert (seen.status, "scheduler" in seen.text, "user 7" in seen.text) == (200, True, True), seen.text
+
+def signs_in(user):
+    request = HttpRequest()
+    request.session = SessionStore()
+    login(request, user, "django.contrib.auth.backends.ModelBackend")
+    request.session.save()
+    return f"sessionid={request.session.session_key}"
+
+create = get_user_model().objects.create_user
+vera, olga = create("vera", is_staff=True), create("olga", is_staff=True, is_superuser=True)
+cookie = signs_in(vera)
+seen = ask(application, "/tenure/", cookie=cookie)
+assert (seen.status, "scheduler" in seen.text, "<b>vera</b>" in seen.text) == (200, True, True), seen.text
+assert "only look" in seen.text
+assert "look and operate" in ask(application, "/tenure/", cookie=signs_in(olga)).text
+assert ask(application, "/tenure/", cookie=signs_in(create("customer"))).status == 403
+vera.set_password("changed"); vera.save()
+assert ask(application, "/tenure/", cookie=cookie).status == 403, "the session is one of before the change"
+olga_s = signs_in(olga); olga.is_active = False; olga.save()
+assert ask(application, "/tenure/", cookie=olga_s).status == 403
+forged = SessionStore()
+forged["_auth_user_id"] = str(vera.pk)
+forged.create()
+assert ask(application, "/tenure/", cookie=f"sessionid={forged.session_key}").status == 403
 assert ask(application, "/tenure/", cookie="sessionid=wrong").status == 403
 assert ask(application, "/tenure/").status == 403
 """

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import tenure
 from tenure import reports
 from tenure.cli import main
-from tenure.dashboard import User, dashboard, snapshot, subjects, users_from_file
+from tenure.dashboard import User, dashboard, snapshot, threads, users_from_file
 from tests.dashboard.client import act, ask
 from tests.dashboard.conftest import OPERATOR, three
 from tests.support.store_by_hand import until
@@ -67,8 +67,9 @@ def test_every_page_answers_and_api_has_the_json_of_the_command_line(store_url, 
 def test_hand_over_ends_with_the_new_leader_and_is_recorded(three_nodes, operated, caplog):
     caplog.set_level("INFO", "tenure.dashboard")
     answer = act(operated, None, HAND_OVER)
-    assert (answer.status, answer.headers["location"]) == (303, "role?name=scheduler&done=1")
-    page = ask(operated, "/role", query={"name": "scheduler", "done": "1"}).text
+    location, _, done = answer.headers["location"].rpartition("=")
+    assert (answer.status, location, len(done)) == (303, "role?name=scheduler&done", 16)
+    page = ask(operated, "/role", query={"name": "scheduler", "done": done}).text
     assert "<b>worker-2</b> leads" in page
     assert "worker-2 leads, token 2" in page
     assert "resigned" in page
@@ -143,7 +144,7 @@ def test_only_so_many_requests_wait_for_the_database(sqlite_url, monkeypatch):
     tenure.Registry(sqlite_url).create()
     app = dashboard(sqlite_url)
     with monkeypatch.context() as patch:
-        patch.setattr(subjects, "WAITING", 0)
+        patch.setattr(threads, "AT_ONCE", 0)
         refused = ask(app)
         assert (refused.status, "many requests wait" in refused.text) == (503, True)
     assert ask(app).status == 200
@@ -163,19 +164,78 @@ def test_page_says_so_when_the_database_is_gone(postgres_server, postgres_url):
     with three(postgres_url):
         app = dashboard(postgres_url)
         assert "stale" not in ask(app).text
-        ask(app, "/role", query={"name": "scheduler"})
+        for path in ("/role", "/jobs", "/waits"):
+            ask(app, path, query={"name": "scheduler"})
         postgres_server.stop()
         try:
             until(lambda: 'class="stale"' in ask(app).text, "the page to be grey")
             assert "worker-1" in ask(app).text
             assert "may no longer be true" in ask(app, "/role", query={"name": "scheduler"}).text
-            assert ask(app, "/api/status").status == 503
+            for path in ("status", "members", "history", "jobs", "runs", "waits"):
+                assert ask(app, f"/api/{path}", query={"role": "scheduler"}).status == 503, path
             fresh = ask(dashboard(postgres_url))
             assert fresh.status == 503
             assert "worker-1" not in fresh.text
         finally:
             postgres_server.start()
         until(lambda: 'class="stale"' not in ask(app).text, "the page to be up to date again")
+
+
+def test_page_that_nobody_looked_at_is_read_again_before_it_is_shown(sqlite_url, monkeypatch):
+    """The overview is fresh because somebody looks at another page; the history is not."""
+    monkeypatch.setattr(snapshot, "WANTED_S", 0.2)
+    monkeypatch.setattr(snapshot, "STALE_S", 2.0)
+    with three(sqlite_url) as nodes, tenure.Registry(sqlite_url) as registry:
+        app = dashboard(sqlite_url)
+        assert len(json.loads(ask(app, "/api/history", query={"role": "scheduler"}).text)) == 1
+        registry.resign("scheduler", to="worker-2")
+        until(lambda: nodes[1].election("scheduler").is_leader, "the hand-over")
+        for _ in range(10):
+            time.sleep(0.3)
+            assert ask(app).status == 200
+        assert len(json.loads(ask(app, "/api/history", query={"role": "scheduler"}).text)) == 2
+
+
+def test_job_that_is_not_there_is_not_asked_for(sqlite_url, monkeypatch):
+    asked = []
+    real = tenure.Registry.runs
+    monkeypatch.setattr(tenure.Registry, "runs", lambda self, *a, **k: asked.append(a) or real(self, *a, **k))
+    tenure.Registry(sqlite_url).create()
+    app = dashboard(sqlite_url)
+    for path in ("/jobs", "/api/runs"):
+        assert ask(app, path, query={"job": "no-such-job"}).status == 404
+    assert ("no-such-job", 100) not in asked
+
+
+def test_one_subject_that_fails_leaves_the_other_pages_alone(sqlite_url, monkeypatch):
+    def lost(*_arguments, **_options):
+        raise tenure.StoreUnavailable("this statement took too long")
+
+    with three(sqlite_url):
+        app = dashboard(sqlite_url)
+        monkeypatch.setattr(tenure.Registry, "jobs", lost)
+        assert ask(app, "/jobs").status == 503
+        for _ in range(10):
+            time.sleep(0.2)
+            roles = ask(app)
+            assert (roles.status, 'class="stale"' in roles.text) == (200, False)
+            app._reader.known("jobs", lost)
+        assert ask(app, "/role", query={"name": "scheduler"}).status == 200
+
+
+@pytest.mark.parametrize("method", ["overview", "jobs"])
+def test_defect_is_logged_and_the_thread_goes_on(sqlite_url, monkeypatch, caplog, method):
+    def broken(_):
+        raise ZeroDivisionError("a defect")
+
+    with three(sqlite_url):
+        app = dashboard(sqlite_url)
+        with monkeypatch.context() as patch:
+            patch.setattr(tenure.Registry, method, broken)
+            refused = ask(app, "/jobs")
+            assert (refused.status, "ZeroDivisionError" in refused.text) == (503, True)
+        assert "ZeroDivisionError: a defect" in caplog.text
+        until(lambda: ask(app, "/jobs").status == 200, "the page")
 
 
 def test_dashboard_is_no_member_and_holds_no_lock(postgres_url):
@@ -224,6 +284,7 @@ def test_role_with_thousand_others_is_found_and_paged(sqlite_url):
         assert "Page 1 of 3" in ask(app, query={"page": "0"}).text
         found = ask(app, query={"find": "ROLE-11"}).text
         assert ("role-119" in found, "role-000" in found) == (True, False)
+        assert "x" * 201 not in ask(app, query={"find": "x" * 5000}).text
 
 
 def test_settings_are_checked_at_once(tmp_path):
@@ -232,12 +293,27 @@ def test_settings_are_checked_at_once(tmp_path):
     users = tmp_path / "users"
     users.write_text(f"# name, right, token\n\nolga operate {OPERATOR}\n")
     assert [(user.name, user.right) for user in users_from_file(users)] == [("olga", "operate")]
-    for text, said in (("", "no users"), ("olga operate", "line 1"), (f"olga own {OPERATOR}", "'view' or 'operate'")):
+    for text, said in (("", "no users"), ("olga operate", "line 1"), (f"olga own {OPERATOR}", "`view` or `operate`")):
         users.write_text(text)
         with pytest.raises(tenure.ConfigError, match=said):
             users_from_file(users)
+    for line in (f"olga {OPERATOR} operate", f"{OPERATOR} operate olga", f"{OPERATOR} olga operate"):
+        users.write_text(f"# name, right, token\n{line}\n")
+        with pytest.raises(tenure.ConfigError, match="line 2") as refused:
+            users_from_file(users)
+        assert OPERATOR not in str(refused.value)
     with pytest.raises(tenure.ConfigError, match="cannot be read"):
         users_from_file(tmp_path / "nowhere")
+
+
+def test_access_object_may_return_an_awaitable(sqlite_url):
+    class Who:
+        async def __call__(self, request):
+            return "view" if request.headers.get("x-user") == "vera" else None
+
+    tenure.Registry(sqlite_url).create()
+    app = dashboard(sqlite_url, access=Who())
+    assert (ask(app, x_user="vera").status, ask(app).status) == (200, 403)
 
 
 def test_access_function_may_be_async_and_its_wrong_answer_is_an_error(sqlite_url):

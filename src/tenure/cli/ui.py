@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import socket
 import webbrowser
 from pathlib import Path
@@ -25,7 +26,8 @@ def ui(bind: str, users_file: Path | None, *, opens: bool, url: str | None, name
 
     It shows roles and their terms, members, jobs and their runs, what waits, and what the doctor finds. Without users
     it answers this machine only, and nobody can change anything. Users sign in with their tokens; those with `operate`
-    can hand a role over, and run, pause and resume jobs. It is no member, and holds no lock. Ctrl-C ends it.
+    can hand a role over, and run, pause and resume jobs. What they do is logged on stderr. It is no member, and holds
+    no lock, except for a moment while the doctor tests locks. Ctrl-C ends it.
 
     To reach it from other machines, put a proxy with TLS before it: a token that travels unencrypted can be read.
 
@@ -53,7 +55,17 @@ def ui(bind: str, users_file: Path | None, *, opens: bool, url: str | None, name
         click.echo(f"{shown}  ({'users sign in' if users else 'this machine only, view only'}; Ctrl-C ends it)")
         if opens:
             webbrowser.open(shown)
+        _log_to_stderr()
         serve(application, listener)
+
+
+def _log_to_stderr() -> None:
+    """Show what people do: this log is the record of it."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log = logging.getLogger("tenure.dashboard")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
 
 
 def _address(bind: str) -> tuple[str, int]:

@@ -4,7 +4,8 @@
     tenure ui                                           alone, for this machine
 
 ``who(request)`` returns None, ``"view"`` or ``"operate"``, or a right and a name. Without it, and without users, only
-this machine may look, and nobody may operate. The dashboard is never a member and never holds a lock.
+this machine may look, and nobody may operate. The dashboard is never a member, and holds no lock, except for a moment
+while the doctor tests locks.
 """
 
 from __future__ import annotations

@@ -6,12 +6,14 @@ from somewhere else, even if the proxy runs on this machine.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import inspect
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -19,7 +21,7 @@ from typing import Any, Literal, cast
 from starlette.requests import HTTPConnection, Request
 
 from tenure import ConfigError
-from tenure.aio.bridge import run
+from tenure.dashboard.threads import Threads
 
 Right = Literal["view", "operate"]
 Answer = Right | tuple[Right, str] | None
@@ -30,10 +32,11 @@ RIGHTS = ("view", "operate")
 PASSED_ON = ("forwarded", "via", "x-forwarded-", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip")
 """How the names of headers begin that a proxy adds to a request."""
 HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
-LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 MAX_HEADERS = 16 * 1024
 SHORTEST_TOKEN = 20
 COOKIE = "tenure_dashboard"
+SIGNED_IN_S = 12 * 3600
+"""How long a cookie is accepted."""
 ONLY_THIS_MACHINE = (
     "this dashboard answers only requests of its own machine, because it was given neither users nor an access "
     "function; a request that a proxy passes on does not count as one of this machine"
@@ -67,7 +70,7 @@ class User:
     def __post_init__(self) -> None:
         """Check the right, and that the token cannot be guessed."""
         if self.right not in RIGHTS:
-            raise ConfigError(f"user {self.name!r}: the right must be 'view' or 'operate', not {self.right!r}")
+            raise ConfigError(f"user {self.name!r}: the right must be 'view' or 'operate'")
         if len(self.token) < SHORTEST_TOKEN or not self.token.isascii() or not self.token.isprintable():
             raise ConfigError(
                 f"user {self.name!r}: a token must have at least {SHORTEST_TOKEN} printable ASCII characters; make one "
@@ -86,9 +89,15 @@ def users_from_file(path: str | Path) -> list[User]:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        if len(words) != 3:
-            raise ConfigError(f"{path}, line {number}: expected a name, `view` or `operate`, and a token")
-        users.append(User(words[0], words[2], cast("Right", words[1])))  # which User checks
+        try:
+            name, right, token = words
+            users.append(User(name, token, cast("Right", right)))  # which User checks
+        except (ValueError, ConfigError):
+            # No word of the line is shown: in the wrong order, each of them may be the token.
+            raise ConfigError(
+                f"{path}, line {number}: expected a name, `view` or `operate`, and a token of at least "
+                f"{SHORTEST_TOKEN} printable ASCII characters"
+            ) from None
     if not users:
         raise ConfigError(f"{path} has no users: add lines of a name, `view` or `operate`, and a token")
     return users
@@ -101,6 +110,11 @@ class Users:
         self._users = [(_digest(user.token), user) for user in users]
         if not self._users:
             raise ConfigError("users= is empty: nobody could see the dashboard")
+        names: dict[bytes, str] = {}
+        for digest, user in self._users:
+            if digest in names:
+                raise ConfigError(f"users {names[digest]!r} and {user.name!r} have the same token: give each their own")
+            names[digest] = user.name
 
     def of_token(self, token: str) -> User | None:
         """Return the user whose token this is. Every token is compared, as digests and to the last byte."""
@@ -113,13 +127,37 @@ class Users:
     async def access(self, request: HTTPConnection) -> Answer:
         """Return what the sender of a request may do: by its cookie, or by a Bearer token."""
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        token = bearer.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
-        user = self.of_token(token)
+        bears = scheme.lower() == "bearer"
+        user = self.of_token(bearer.strip()) if bears else self.of_cookie(request.cookies.get(COOKIE, ""))
         return None if user is None else (user.right, user.name)
+
+    def cookie(self, user: User) -> str:
+        """Return what the browser of a user keeps: not the token, but a proof of it that expires.
+
+        Every process with the same users accepts it. It ends early if the user's token is changed.
+        """
+        name = base64.urlsafe_b64encode(user.name.encode()).decode().rstrip("=")
+        said = f"{name}.{int(time.time()) + SIGNED_IN_S}"
+        return f"{said}.{_proof(user, said)}"
+
+    def of_cookie(self, cookie: str) -> User | None:
+        """Return the user whose cookie this is, unless it has expired. Every user's proof is compared."""
+        said, _, proof = cookie.rpartition(".")
+        found = None
+        for _digest, user in self._users:
+            if hmac.compare_digest(_proof(user, said).encode(), proof.encode("utf-8", "surrogateescape")):
+                found = user
+        # Only what a user's token has signed is read: it is a number then.
+        return found if found is not None and int(said.rpartition(".")[2]) > time.time() else None
 
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def _proof(user: User, said: str) -> str:
+    message = f"tenure dashboard\n{user.name}\n{said}".encode("utf-8", "surrogateescape")
+    return hmac.new(user.token.encode(), message, hashlib.sha256).hexdigest()
 
 
 async def only_this_machine(request: HTTPConnection) -> Answer:
@@ -130,16 +168,32 @@ async def only_this_machine(request: HTTPConnection) -> Answer:
 def is_local(request: HTTPConnection) -> bool:
     """Whether a request comes from this machine, was sent to it by a local name, and was not passed on by a proxy.
 
-    The name matters: a website can have its own name resolved to 127.0.0.1.
+    The name matters: a website can have its own name resolved to 127.0.0.1. So does the version: no browser speaks
+    HTTP/1.0, but proxies do that add no header.
     """
     if request.client is None or any(name.startswith(PASSED_ON) for name in request.headers):
         return False
+    host = re.sub(r":[0-9]+$", "", request.headers.get("host", "")).lower()
+    named = host == "localhost" or _is_loopback(host.strip("[]"))
+    return named and _is_loopback(request.client.host) and request.scope["http_version"] != "1.0"
+
+
+def _is_loopback(address: str) -> bool:
     try:
-        address = ipaddress.ip_address(request.client.host)
+        return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
-    host = re.sub(r":[0-9]+$", "", request.headers.get("host", "")).lower()
-    return address.is_loopback and host in LOCAL_NAMES
+
+
+def path_below(scope: Mapping[str, Any]) -> str:
+    """Return the path of a request, below where the dashboard is mounted."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+def address_of(request: HTTPConnection) -> str:
+    """Return the address of the sender."""
+    return request.client.host if request.client is not None else "unknown address"
 
 
 def malformed(request: Request) -> Refused | None:
@@ -169,16 +223,13 @@ def foreign(request: Request) -> Refused | None:
     return None
 
 
-async def visitor(access: AccessFunction, request: Request) -> Visitor | None:
+async def visitor(access: AccessFunction, request: Request, threads: Threads) -> Visitor | None:
     """Return who sent a request, or None if it may not see anything. An access function may block."""
-    if inspect.iscoroutinefunction(access):
-        answer = await access(request)
-    else:
-        answer = await run(lambda: access(request), abandon=True)
+    asked = access(request) if inspect.iscoroutinefunction(access) else await threads.run(lambda: access(request))
+    answer = cast("Answer", await asked if inspect.isawaitable(asked) else asked)
     if answer is None:
         return None
     right, name = (answer, "") if isinstance(answer, str) else answer
     if right not in RIGHTS:
         raise ConfigError(f"access() must return None, 'view', 'operate', or one of these and a name, not {answer!r}")
-    address = request.client.host if request.client is not None else "unknown address"
-    return Visitor(str(name) or address, right == "operate")
+    return Visitor(str(name) or address_of(request), right == "operate")

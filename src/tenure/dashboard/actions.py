@@ -7,6 +7,7 @@ process are also kept for the page. The log is the record: a process that ends t
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -26,7 +27,8 @@ LONGEST_REASON = 200
 class Action:
     """One action: who did what, when, and what came of it."""
 
-    number: int
+    id: str
+    """By chance: numbers would mix up the actions of two worker processes."""
     at: datetime
     """By the clock of this process."""
     who: str
@@ -43,16 +45,15 @@ class Actions:
         self._lock = threading.Lock()
         self._one_at_a_time = threading.Lock()
         self._kept: deque[Action] = deque(maxlen=KEPT)
-        self._number = 0
 
     def latest(self) -> list[Action]:
         """Return the last actions, newest first."""
         with self._lock:
             return list(reversed(self._kept))
 
-    def numbered(self, number: int) -> Action | None:
-        """Return one of the last actions."""
-        return next((action for action in self.latest() if action.number == number), None)
+    def find(self, sought: str | None) -> Action | None:
+        """Return one of the last actions, by its id."""
+        return next((action for action in self.latest() if action.id == sought), None)
 
     def perform(self, who: str, form: Mapping[str, str]) -> Action:
         """Do what a form asks for; wait until it is done, and return how it ended."""
@@ -69,9 +70,8 @@ class Actions:
         return self._end(action, outcome, failed=failed)
 
     def _begin(self, who: str, what: str) -> Action:
+        action = Action(secrets.token_hex(8), datetime.now(timezone.utc), who, what)
         with self._lock:
-            self._number += 1
-            action = Action(self._number, datetime.now(timezone.utc), who, what)
             self._kept.append(action)
         log.info("%r asks through the dashboard: %s", who, what)
         return action
@@ -80,7 +80,7 @@ class Actions:
         ended = replace(action, outcome=outcome, failed=failed)
         with self._lock:
             for index, kept in enumerate(self._kept):
-                if kept.number == action.number:
+                if kept.id == action.id:
                     self._kept[index] = ended
         log.log(logging.WARNING if failed else logging.INFO, "%r: %s: %s", action.who, action.what, outcome)
         return ended

@@ -39,14 +39,17 @@ class Api:
         return _json((await subjects.overview(self._reader)).members)
 
     async def _history(self, request: Request) -> Response:
+        await subjects.overview(self._reader)  # which raises while the database is down
         role = request.query_params.get("role", "")
         detail = await subjects.role(self._reader, role)
         return _json(detail.terms[: subjects.limit(request.query_params.get("limit"))])
 
     async def _jobs(self, _: Request) -> Response:
+        await subjects.overview(self._reader)
         return _json((await subjects.jobs(self._reader)).jobs)
 
     async def _runs(self, request: Request) -> Response:
+        await subjects.overview(self._reader)
         role, job = request.query_params.get("role"), request.query_params.get("job")
         runs = await subjects.runs(self._reader, role, job) if job else (await subjects.jobs(self._reader)).runs
         return _json(runs[: subjects.limit(request.query_params.get("limit"))])
@@ -56,7 +59,7 @@ class Api:
         return _json(all_waits(overview, await subjects.waits(self._reader), known.jobs))
 
     async def _doctor(self, _: Request) -> Response:
-        found, _seconds = await subjects.wait(self._reader, self._source.findings)
+        found, _seconds = await self._reader.threads.run(self._source.findings)
         return _json(found)
 
 

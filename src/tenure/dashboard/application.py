@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import anyio
@@ -17,14 +16,14 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from tenure import ConfigError, TenureError
-from tenure.aio.bridge import run
 from tenure.dashboard import access as rights
 from tenure.dashboard.access import AccessFunction, Refused, User, Users, Visitor
-from tenure.dashboard.actions import VERBS, Actions
+from tenure.dashboard.actions import VERBS, Action, Actions
 from tenure.dashboard.api import Api
 from tenure.dashboard.pages import Pages, static_file
 from tenure.dashboard.snapshot import Reader
 from tenure.dashboard.source import Source
+from tenure.dashboard.threads import Busy, Threads
 from tenure.settings import Password
 from tenure.tracebacks import without_locals
 
@@ -88,6 +87,8 @@ class Dashboard:
     def __init__(self, source: Source, access: AccessFunction, users: Users | None = None) -> None:
         self._access = access if users is None else users.access
         self._users = users
+        self._asking = Threads("too many requests wait to be let in: try again")
+        self._acting = Threads("too many actions are under way: nothing was done, try again")
         self._reader = Reader(source.registry)
         self._actions = Actions(source.registry)
         self._pages = Pages(source, self._reader, self._actions, signs_in=users is not None)
@@ -119,8 +120,11 @@ class Dashboard:
         request = Request(scope, receive)
         refused = rights.malformed(request) or rights.foreign(request)
         if refused is None:
-            scope["tenure.visitor"] = await rights.visitor(self._access, request)
-            refused = self._not_permitted(request, scope["tenure.visitor"])
+            try:
+                scope["tenure.visitor"] = await rights.visitor(self._access, request, self._asking)
+                refused = self._not_permitted(request, scope["tenure.visitor"])
+            except Busy as error:
+                refused = Refused(503, str(error))
         if refused is None:
             await self._application(scope, receive, send)
         else:
@@ -134,25 +138,31 @@ class Dashboard:
             if self._access is rights.only_this_machine:
                 return Refused(403, rights.ONLY_THIS_MACHINE)
             return Refused(403, "you may not see this dashboard")
-        path = _path(request.scope)
+        path = rights.path_below(request.scope)
         if path.startswith("/static/") or path == "/sign-in":
             return None
         return Refused(401, "sign in with your token")
 
     async def _act(self, request: Request) -> Response:
         visitor = request.scope["tenure.visitor"]
-        if not visitor.operates:
-            log.warning("%r may only view, and tried to operate through the dashboard", visitor.name)
-            return self._pages.refusal(request, Refused(403, "you may look, and not operate"))
         form = await _form(request)
         verb = VERBS.get(form.get("what", ""))
-        if verb is None or any(not form.get(field) for field in verb.fields):
+        complete = verb is not None and all(form.get(field) for field in verb.fields)
+        if not visitor.operates:
+            asked = verb.describe(form) if verb is not None and complete else "a form that is not complete"
+            log.warning("%r may only view, and asked through the dashboard: %s", visitor.name, asked)
+            return self._pages.refusal(request, Refused(403, "you may look, and not operate"))
+        if not complete:
             return self._pages.refusal(request, Refused(400, "the form is not complete"))
-        action = await run(lambda: self._actions.perform(visitor.name, form), abandon=True)
-        await run(self._reader.read_again, abandon=True)
+        action = await self._acting.run(lambda: self._perform(visitor, form))
         after = {"name": form["role"]} if form["what"] == "hand-over" else {"role": form["role"], "job": form["job"]}
         page = "role" if form["what"] == "hand-over" else "jobs"
-        return RedirectResponse(f"{page}?{urlencode({**after, 'done': action.number})}", 303)
+        return RedirectResponse(f"{page}?{urlencode({**after, 'done': action.id})}", 303)
+
+    def _perform(self, visitor: Visitor, form: Mapping[str, str]) -> Action:
+        action = self._actions.perform(visitor.name, form)
+        self._reader.read_again()
+        return action
 
     async def _sign_in(self, request: Request) -> Response:
         if self._users is None:
@@ -160,24 +170,21 @@ class Dashboard:
         token = (await _form(request)).get("token", "").strip()
         user = self._users.of_token(token)
         if user is None:
-            log.warning("a wrong token was given to the dashboard, from %s", request.client and request.client.host)
             return self._pages.refusal(request, Refused(401, "no user has this token"))
+        log.info("%r signs in to the dashboard from %r", user.name, rights.address_of(request))
         answer = RedirectResponse("./", 303)
         # Without a path the cookie is for the directory that this dashboard is mounted on, whatever a proxy calls it.
-        safe = request.url.scheme == "https"
-        answer.set_cookie(rights.COOKIE, token, path=None, secure=safe, httponly=True, samesite="strict")
+        # The scheme of the request is the one of a proxy, if there is one; the browser's own is in its Origin.
+        safe = request.headers["origin"].lower().startswith("https:")
+        answer.set_cookie(
+            rights.COOKIE, self._users.cookie(user), path=None, secure=safe, httponly=True, samesite="strict"
+        )
         return answer
 
     async def _sign_out(self, _: Request) -> Response:
         answer = RedirectResponse("./", 303)
         answer.set_cookie(rights.COOKIE, "", max_age=0, path=None, httponly=True, samesite="strict")
         return answer
-
-
-def _path(scope: Mapping[str, Any]) -> str:
-    """Return the path below where the dashboard is mounted."""
-    path, root = str(scope["path"]), str(scope.get("root_path", ""))
-    return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 
 def _with_headers(send: Send) -> Send:
@@ -195,7 +202,7 @@ def _with_headers(send: Send) -> Send:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """Return the fields of a form; an empty dict if it is too large, too slow, or no form."""
+    """Return the fields of a form; an empty dict if it is too large, too slow, or no form, or has many fields."""
     body = b""
     try:
         with anyio.fail_after(FORM_WITHIN_S):
@@ -207,4 +214,7 @@ async def _form(request: Request) -> dict[str, str]:
         return {}
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         return {}
-    return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=20))
+    try:
+        return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=20))
+    except ValueError:
+        return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import math
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,11 +20,13 @@ from starlette.responses import JSONResponse, Response
 
 from tenure import Candidate, ConfigError, RoleInfo, TenureError, __version__, reports
 from tenure.dashboard import subjects, timeline
-from tenure.dashboard.access import Refused
+from tenure.dashboard.access import Refused, address_of, path_below
 from tenure.dashboard.actions import Actions
 from tenure.dashboard.snapshot import Reader, Snapshot
 from tenure.dashboard.source import Source
 from tenure.dashboard.subjects import number
+
+log = logging.getLogger("tenure.dashboard")
 
 Page = Callable[[Request], Awaitable[Response]]
 
@@ -34,6 +37,7 @@ RENDERED = 32
 STATIC = {"style.css": "text/css", "live.js": "text/javascript", "icon.svg": "image/svg+xml"}
 THIS_PROCESS = secrets.token_hex(4)
 """Snapshots are numbered in each process, so their numbers alone would mix up those of two workers."""
+LONGEST_SEARCH = 200
 MENU = {"./": "Roles", "members": "Members", "jobs": "Jobs", "waits": "Waits", "doctor": "Doctor", "actions": "Actions"}
 
 
@@ -106,7 +110,8 @@ class Pages:
     async def _roles(self, request: Request) -> Response:
         latest = await subjects.snapshot(self._reader)
         roles = latest.overview.roles if latest.overview else []
-        found = [role for role in roles if _matches(request, role.role, role.leader.name if role.leader else "")]
+        matches = _search(request)
+        found = [role for role in roles if matches(role.role, role.leader.name if role.leader else "")]
         counts = {state: sum(_state(role) == state for role in roles) for state in ("vacant", "overdue")}
         troubled_first = sorted(found, key=lambda role: (_state(role) == "led", role.role))
         values = {**_paged(request, troubled_first), "counts": counts, "total": len(roles), "state": _state}
@@ -134,7 +139,8 @@ class Pages:
     async def _members(self, request: Request) -> Response:
         latest = await subjects.snapshot(self._reader)
         members = latest.overview.members if latest.overview else []
-        found = [member for member in members if _matches(request, member.name, member.host)]
+        matches = _search(request)
+        found = [member for member in members if matches(member.name, member.host)]
         values = {**_paged(request, sorted(found, key=lambda one: not one.overdue)), "total": len(members)}
         return self._render(request, latest, "members.html", "members", values)
 
@@ -161,7 +167,7 @@ class Pages:
         return self._render(request, latest, "waits.html", "waits", values)
 
     async def _doctor(self, request: Request) -> Response:
-        found, seconds = await subjects.wait(self._reader, self._source.findings)
+        found, seconds = await self._reader.threads.run(self._source.findings)
         values = {"findings": found, "examined": datetime.now(timezone.utc) - timedelta(seconds=seconds)}
         return self._render(request, await subjects.snapshot(self._reader), "doctor.html", "doctor", values)
 
@@ -188,7 +194,7 @@ class Pages:
             "current": current,
             "namespace": self._source.namespace,
             "signs_in": self._signs_in,
-            "done": self._actions.numbered(number(request.query_params.get("done"), 0)),
+            "done": self._actions.find(request.query_params.get("done")),
         }
         if etag not in self._rendered:
             while len(self._rendered) >= RENDERED:
@@ -197,9 +203,17 @@ class Pages:
         return Response(self._rendered[etag], media_type="text/html", headers=headers)
 
     def refusal(self, request: Request, refused: Refused) -> Response:
-        """Return the answer to a request that is refused: a page for people, JSON for programs."""
+        """Return the answer to a request that is refused: a page for people, JSON for programs.
+
+        What would have changed something leaves a line in the log.
+        """
+        path = path_below(request.scope)
+        if request.method not in ("GET", "HEAD"):
+            who = request.scope.get("tenure.visitor")
+            sender = (who.name if who else "unknown", address_of(request))
+            log.warning("refused %r of %r from %r: %r: %s", request.method, *sender, path[:200], refused.reason)
         headers = {"www-authenticate": 'Bearer realm="tenure"'} if refused.status == 401 else {}
-        if "/api/" in request.scope["path"]:
+        if path.startswith("/api/"):
             return JSONResponse({"error": refused.reason}, refused.status, headers)
         sign_in = self._signs_in and refused.status == 401
         context = {"refused": refused, "sign_in": sign_in, "namespace": None, "latest": None, "visitor": None}
@@ -235,9 +249,14 @@ def _choices(role: RoleInfo, candidates: list[Candidate]) -> list[dict[str, Any]
     ]
 
 
-def _matches(request: Request, *texts: str) -> bool:
-    wanted = request.query_params.get("find", "").casefold()
-    return any(wanted in text.casefold() for text in texts)
+def _find(request: Request) -> str:
+    return request.query_params.get("find", "")[:LONGEST_SEARCH]
+
+
+def _search(request: Request) -> Callable[..., bool]:
+    """Return what says whether one of some texts has what the visitor looks for."""
+    wanted = _find(request).casefold()
+    return lambda *texts: any(wanted in text.casefold() for text in texts)
 
 
 def _paged(request: Request, rows: Sequence[Any], size: int = ROWS) -> dict[str, Any]:
@@ -250,6 +269,6 @@ def _paged(request: Request, rows: Sequence[Any], size: int = ROWS) -> dict[str,
         "found": len(rows),
         "page": page,
         "last": last,
-        "find": request.query_params.get("find", ""),
+        "find": _find(request),
         "page_query": lambda number: "?" + urlencode([*others, ("page", number)]),
     }

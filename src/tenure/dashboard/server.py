@@ -15,27 +15,50 @@ with extra("dashboard"):
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADERS_WITHIN_S = 10.0
-"""How long a client may take to send the headers of its first request."""
+"""How long a client may take to send the headers of a request."""
 CONNECTIONS = 500
 
 
 class Impatient(H11Protocol):
-    """Closes a connection whose first request does not come: uvicorn itself would wait for ever."""
+    """Closes a connection on which a request does not come to its end: uvicorn itself would wait for ever."""
+
+    _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait."""
         super().connection_made(transport)
-        self._waiting = asyncio.get_running_loop().call_later(HEADERS_WITHIN_S, self._give_up)
+        self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
-        self._waiting.cancel()
+        self._stop_waiting()
         super().connection_lost(exc)
 
-    def _give_up(self) -> None:
+    def data_received(self, data: bytes) -> None:
+        """Wait from the first byte of a request until its headers are complete: more bytes gain no more time."""
+        super().data_received(data)
+        if self._is_answering:
+            self._stop_waiting()
+        elif self._waiting is None:
+            self._wait()
+
+    @property
+    def _is_answering(self) -> bool:
         cycle: Any = self.cycle  # None before the first request, whatever its type says
-        if cycle is None:
-            self.transport.close()
+        return cycle is not None and not cycle.response_complete
+
+    def _wait(self) -> None:
+        self._waiting = asyncio.get_running_loop().call_later(HEADERS_WITHIN_S, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _give_up(self) -> None:
+        self._waiting = None
+        if not self._is_answering:
+            self.transport.abort()
 
 
 def serve(application: Dashboard, listener: socket.socket) -> None:

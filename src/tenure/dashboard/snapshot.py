@@ -6,14 +6,18 @@ reads, with the statements of a :class:`~tenure.Registry`, outside of transactio
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from tenure import Overview, Registry, StoreUnavailable, TenureError
+from tenure.dashboard.threads import Threads
+
+log = logging.getLogger("tenure.dashboard")
 
 EVERY_S = 1.0
 """How often the namespace is read."""
@@ -42,6 +46,8 @@ class Subject:
     value: Any = None
     taken: float = 0.0
     """When it was read, on the monotonic clock; 0 if it was not."""
+    tried: float = 0.0
+    """When it was last asked for, whether the database answered or not."""
     failure: TenureError | None = None
 
 
@@ -75,8 +81,8 @@ class Reader:
     """Reads for all pages. Every method may be called from any thread."""
 
     def __init__(self, connect: Callable[[], Registry]) -> None:
-        self.waiting = 0
-        """How many requests wait for this reader."""
+        self.threads = Threads("the database does not answer, and many requests wait for it already")
+        """In which requests wait for this reader."""
         self._connect = connect
         self._changed = threading.Condition()
         self._subjects: dict[Hashable, Subject] = {}
@@ -86,6 +92,8 @@ class Reader:
         self._next = 0.0
         self._before = 0
         """The number of the last snapshot of an earlier thread."""
+        self._begun = self._ended = 0
+        """How many rounds of reading have begun, and ended."""
         self._thread: threading.Thread | None = None
 
     @property
@@ -107,33 +115,47 @@ class Reader:
             return self._latest
 
     def known(self, key: Hashable, read: Read) -> Subject | None:
-        """Return a subject if it was read before; from now on it is read with every snapshot. Never blocks for long."""
+        """Return a subject if it was just read; from now on it is read with every snapshot. Never blocks for long."""
         with self._changed:
             self._look()
             subject = self._want(key, read)
-            return subject if subject.taken else None
+            return subject if self._fits(subject) else None
 
     def subject(self, key: Hashable, read: Read) -> Subject:
-        """Return a subject; wait until it was read. Raises StoreUnavailable if the database does not answer."""
+        """Return a subject; wait until it was read.
+
+        While the database does not answer, this is what was read before, as on every page then; if there is nothing,
+        it raises StoreUnavailable.
+        """
         with self._changed:
             self._look()
             subject = self._want(key, read)
             self._read_soon()
-            self._changed.wait_for(lambda: subject.taken or self._latest.problem, FIRST_ANSWER_S)
-            if not subject.taken:
-                raise StoreUnavailable(self._latest.problem or "the database does not answer")
+            self._changed.wait_for(lambda: self._fits(subject) or self._current_problem, FIRST_ANSWER_S)
+            if not self._fits(subject):
+                raise StoreUnavailable(self._current_problem or "the database does not answer")
             return subject
+
+    @property
+    def _current_problem(self) -> str | None:
+        """Why the running thread could not read; not why an earlier one could not."""
+        return self._latest.problem if self._latest.number > self._before else None
+
+    def _fits(self, subject: Subject) -> bool:
+        """Whether a subject may be shown with the latest snapshot: it is as new, or the page says that all is old."""
+        says_so = self._latest.number > self._before and self._latest.stale
+        return bool(subject.taken) and (says_so or time.monotonic() - subject.taken <= STALE_S)
 
     def read_again(self) -> Snapshot:
         """Read everything again now, because this process has changed something."""
         with self._changed:
             self._look()
-            number, now = self._latest.number, time.monotonic()
             for subject in self._subjects.values():
-                subject.taken = min(subject.taken, now - EVERY_S)
+                subject.tried = 0.0
             self._next = 0.0
             self._read_soon()
-            self._changed.wait_for(lambda: self._latest.number > number, FIRST_ANSWER_S)
+            later = self._begun + 1  # a round that has begun already may have read what was before
+            self._changed.wait_for(lambda: self._ended >= later, FIRST_ANSWER_S)
             return self._latest
 
     def _look(self) -> None:
@@ -162,8 +184,12 @@ class Reader:
         registry: Registry | None = None
         try:
             while True:
+                with self._changed:
+                    self._begun += 1
+                    this = self._begun
                 registry = self._round(registry)
                 with self._changed:
+                    self._ended = this
                     self._changed.notify_all()
                     self._changed.wait_for(lambda: self._wanted_now, self.next_in)
                     self._wanted_now = False
@@ -171,27 +197,30 @@ class Reader:
                         self._thread = None
                         return
         finally:
-            if registry is not None:
-                registry.close()
+            _close(registry)
 
     def _round(self, registry: Registry | None) -> Registry | None:
         """Read what is due. Return the connection, or None if it is lost."""
+        now = time.monotonic()
+        if registry is None and now < self._next:
+            return None  # however many ask, the database is tried once a second
         try:
             if registry is None:
                 registry = self._connect()
                 registry.connect()
-            overview, taken = None, time.monotonic()
-            if taken >= self._next:
-                self._next = taken + EVERY_S
-                overview = registry.overview()
-            self._read_subjects(registry)
-            if overview is not None:
-                self._publish(overview, taken, None)
-        except TenureError as error:
+            if now >= self._next:
+                self._next = now + EVERY_S
+                self._publish(registry.overview(), now, None)
+        except Exception as error:  # noqa: BLE001 - without this thread, every page would wait
             self._next = time.monotonic() + EVERY_S
-            self._publish(None, 0.0, str(error))
-            if registry is not None:
-                registry.close()
+            self._publish(None, 0.0, _problem(error))
+            _close(registry)
+            return None
+        try:
+            self._read_subjects(registry)
+        except StoreUnavailable:
+            # One subject may be at fault. If the database is, the next overview says so.
+            _close(registry)
             return None
         return registry
 
@@ -206,15 +235,33 @@ class Reader:
         with self._changed:
             now = time.monotonic()
             wanted = [one for one in self._subjects.values() if now - one.wanted <= WANTED_S]
-            due = [one for one in wanted if now - one.taken >= 0.9 * EVERY_S]
-        for subject in sorted(due, key=lambda one: one.taken)[:SUBJECTS]:
+            due = [one for one in wanted if now - one.tried >= 0.9 * EVERY_S]
+        for subject in sorted(due, key=lambda one: one.tried)[:SUBJECTS]:
             value = failure = None
+            subject.tried = taken = time.monotonic()
             try:
                 value = subject.read(registry)
             except StoreUnavailable:
                 raise
             except TenureError as error:
                 failure = error
+            except Exception as error:  # noqa: BLE001 - it is one page's trouble
+                failure = StoreUnavailable(_problem(error))
             with self._changed:
-                subject.value, subject.failure, subject.taken = value, failure, time.monotonic()
+                subject.value, subject.failure, subject.taken = value, failure, taken
+                # A page that was made of this overview and the subject before it is not sent again.
+                self._latest = replace(self._latest, number=self._latest.number + 1)
                 self._changed.notify_all()
+
+
+def _problem(error: Exception) -> str:
+    """Return what a page says about an error. One that is none of Tenure's is logged, as a defect is."""
+    if isinstance(error, TenureError):
+        return str(error)
+    log.error("the dashboard could not read", exc_info=error)
+    return f"reading failed with {type(error).__name__}: the log of this process says more"
+
+
+def _close(registry: Registry | None) -> None:
+    if registry is not None:
+        registry.close()

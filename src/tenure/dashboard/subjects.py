@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from tenure import Candidate, ConfigError, JobRecord, Overview, Registry, RunRecord, StoreUnavailable, WaitInfo
-from tenure.aio.bridge import run
 from tenure.dashboard.snapshot import Read, Reader, Snapshot
 from tenure.reports import HistoryRow, with_gaps
 
 TERMS = 100
 RUNS = 100
-WAITING = 50
-"""How many requests may wait for the database at a time."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,24 +31,13 @@ class Jobs:
 
 
 class Unknown(ConfigError):
-    """There is no role of that name."""
-
-
-async def wait(reader: Reader, blocking: Callable[[], T]) -> T:
-    """Wait in a thread for what the database has to answer. Only so many requests may: each has a thread."""
-    if reader.waiting >= WAITING:
-        raise StoreUnavailable("the database does not answer, and many requests wait for it already")
-    reader.waiting += 1
-    try:
-        return await run(blocking, abandon=True)
-    finally:
-        reader.waiting -= 1
+    """There is no role or job of that name."""
 
 
 async def snapshot(reader: Reader) -> Snapshot:
     """Return the latest snapshot; wait in a thread if there is none yet."""
     latest = reader.fresh()
-    return latest if latest is not None else await wait(reader, reader.snapshot)
+    return latest if latest is not None else await reader.threads.run(reader.snapshot)
 
 
 async def overview(reader: Reader) -> Overview:
@@ -90,7 +74,9 @@ async def waits(reader: Reader) -> list[WaitInfo]:
 
 
 async def runs(reader: Reader, role: str | None, job: str) -> list[RunRecord]:
-    """Return the last runs of a job."""
+    """Return the last runs of a job. Raises Unknown if there is no such job: strangers' names are not asked for."""
+    if all(one.job != job or role not in (None, one.role) for one in (await jobs(reader)).jobs):
+        raise Unknown(f"there is no job {job!r}" + ("" if role is None else f" of role {role!r}"))
     found: list[RunRecord] = await _read(
         reader, ("runs", role, job), lambda registry: registry.runs(job, RUNS, role=role)
     )
@@ -100,7 +86,9 @@ async def runs(reader: Reader, role: str | None, job: str) -> list[RunRecord]:
 async def _read(reader: Reader, key: Hashable, read: Read) -> Any:
     subject = reader.known(key, read)
     if subject is None:
-        subject = await wait(reader, lambda: reader.subject(key, read))
+        subject = await reader.threads.run(lambda: reader.subject(key, read))
+    if isinstance(subject.failure, StoreUnavailable):
+        raise StoreUnavailable(str(subject.failure))
     if subject.failure is not None:
         raise ConfigError(str(subject.failure))
     return subject.value
