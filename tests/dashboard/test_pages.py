@@ -89,6 +89,15 @@ def test_form_that_is_sent_twice_acts_once(three_nodes, operated):
     assert "nothing was done: the leader has changed meanwhile" in ask(operated, "/actions").text
 
 
+def test_worker_that_did_not_act_shows_no_notice_of_another_action(sqlite_url):
+    with three(sqlite_url):
+        one, other = (dashboard(sqlite_url, access=lambda _: ("operate", "olga")) for _ in range(2))
+        acted = act(one, None, {**HAND_OVER, "token": "999"}).headers["location"].rpartition("=")[2]
+        act(other, None, {**HAND_OVER, "token": "998"})
+        shown = ["nothing was done" in ask(app, query={"done": acted}).text for app in (one, other)]
+        assert shown == [True, False]
+
+
 @pytest.mark.parametrize("form", [{}, {"what": "destroy"}, {"what": "hand-over", "role": "scheduler"}])
 def test_form_that_is_not_complete_does_nothing(operated, three_nodes, form):
     assert act(operated, None, form).status == 400
