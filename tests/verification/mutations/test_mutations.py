@@ -429,7 +429,13 @@ MUTATIONS = [
         "a holder that is not a neighbour is not watched",
         "leader-far-away",
         "neighbours froze with it: nobody led",
-        (("core/protocol.py", "self.roles.busy, self.roles.held_by_others, now)", "self.roles.busy, (), now)"),),
+        (
+            (
+                "core/roles.py",
+                "return tuple(sorted(islice(others, LOOKED_AT)))",
+                "return tuple(sorted(islice(others, 0)))",
+            ),
+        ),
     ),
     Mutation(
         "a node never looks farther back than its neighbours",
