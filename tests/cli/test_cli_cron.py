@@ -1,4 +1,4 @@
-"""``tenure cron``, ``tenure jobs`` and their kin, and ``tenure run --claim``: by real processes."""
+"""``tenure cron`` and ``tenure run --claim`` by real processes; ``tenure jobs`` and its kin in this process."""
 
 from __future__ import annotations
 
