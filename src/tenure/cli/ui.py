@@ -24,10 +24,10 @@ from tenure.cli.options import database
 def ui(bind: str, users_file: Path | None, *, opens: bool, url: str | None, namespace: str | None, schema: str) -> None:
     """Show who leads, in a browser.
 
-    It shows roles and their terms, members, jobs and their runs, what waits, and what the doctor finds. Without users
-    it answers this machine only, and nobody can change anything. Users sign in with their tokens; those with `operate`
-    can hand a role over, and run, pause and resume jobs. What they do is logged on stderr. It is no member, and holds
-    no lock, except for a moment while the doctor tests locks. Ctrl-C ends it.
+    The page shows roles and their terms, members, jobs and their runs, what the nodes wait for, and what the doctor
+    finds. Without a users file, it answers only this machine, and a visitor can only look. With one, users sign in with
+    their tokens; those with `operate` can hand a role over, and run, pause and resume jobs, which is logged on stderr.
+    The page is not a member. It holds no lock, except for a moment while the doctor tests locks. Ctrl-C ends it.
 
     To reach it from other machines, put a proxy with TLS before it: a token that travels unencrypted can be read.
 

@@ -74,7 +74,7 @@ with watched as materialized ({watch_statements.ROSTER})
 select w.*, not pg_catalog.pg_try_advisory_xact_lock_shared({CLASS_ID}, w.sentinel_key) from watched w
 """
 """The rows are as they were when the statement began, and the keys are tried after that. The lock that shows that a key
-is free ends with the transaction. It is in nobody's way: each membership, and each resumption, has a new key."""
+is free ends with the transaction. It never delays a node: each membership and resumption has a new key."""
 _ROSTER_LISTED = f"""
 with watched as materialized ({watch_statements.ROSTER}),
      locks as materialized (select * from pg_catalog.pg_locks)
