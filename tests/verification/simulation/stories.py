@@ -114,15 +114,21 @@ def outage(sim: Simulation) -> None:
     sim.expect(not sim.oracles.ends, "nobody is ended for an outage of the server")
 
 
-@scenario(max_ttl=20.0)
-def promotion_lacks_acquire(sim: Simulation) -> None:
-    """A replica is promoted that lacks the commit by which the present leader acquired the role."""
+def _leader_whom_a_promotion_lost(sim: Simulation) -> SimNode:
+    """Return a leader whose acquisition the promoted replica lacks, after the promotion."""
     sim.node("early", ttl=TTL)
     sim.run(1.0)
     sim.server.promotion(2.0, 0.05, silent=True)
     leader = sim.node("leader", "r", ttl=TTL)
     sim.elect("r", leader, 1.5)
     sim.run(2.2)
+    return leader
+
+
+@scenario(max_ttl=20.0)
+def promotion_lacks_acquire(sim: Simulation) -> None:
+    """A replica is promoted that lacks the commit by which the present leader acquired the role."""
+    leader = _leader_whom_a_promotion_lost(sim)
     sim.expect(leader.believes("r"), "the leader has heard of nothing")
     sim.node("new", "r", ttl=TTL)
     sim.run(TTL)
@@ -236,12 +242,7 @@ def switchover(sim: Simulation) -> None:
 @scenario(max_ttl=20.0)
 def word_after_promotion(sim: Simulation) -> None:
     """A promotion loses an acquisition, and then an operator says that promotions lose nothing (R17)."""
-    sim.node("early", ttl=TTL)
-    sim.run(1.0)
-    sim.server.promotion(2.0, 0.05, silent=True)
-    leader = sim.node("leader", "r", ttl=TTL)
-    sim.elect("r", leader, 1.5)
-    sim.run(2.2)
+    leader = _leader_whom_a_promotion_lost(sim)
     sim.server.database.set_promotion(loses_nothing=True)
     sim.expect(leader.believes("r"), "the leader has heard of nothing")
     sim.node("new", "r", ttl=TTL)
