@@ -16,6 +16,7 @@ the cut was long.
 
 from __future__ import annotations
 
+import abc
 import atexit
 import ctypes
 import functools
@@ -64,7 +65,31 @@ def available() -> bool:
     return why_unavailable() is None
 
 
-class Network:
+class _Namespaces(abc.ABC):
+    """Namespaces that are built at once, and that leave nothing behind."""
+
+    @abc.abstractmethod
+    def _build(self) -> None: ...
+
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
+    def _begin(self) -> None:
+        atexit.register(self.close)
+        try:
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Network(_Namespaces):
     """Two namespaces, `client` and `server` (their names), and the cable between them.
 
     >>> with Network() as network:
@@ -81,18 +106,7 @@ class Network:
         self._processes: list[subprocess.Popen[Any]] = []
         # If we are killed, somebody has to take the names away.
         self._guard = Guard('read _; ip netns del "$1"; ip netns del "$2"', self.client, self.server)
-        atexit.register(self.close)
-        try:
-            self._build()
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._begin()
 
     def close(self) -> None:
         """Kill what run() started and remove the namespaces. May be called twice."""
@@ -147,7 +161,7 @@ class Network:
         self.heal()
 
 
-class Machines:
+class Machines(_Namespaces):
     """Some machines on one switch: a namespace each, and one more, `hub`, for whoever talks to them.
 
     cut() unplugs a machine: what it sends and what is sent to it is lost without a word, as in a Network. Everything
@@ -169,18 +183,7 @@ class Machines:
         self.names = [f"{name}-m{number}" for number in range(count)]
         self.addresses = [f"192.0.2.{11 + number}" for number in range(count)]
         self._guard = Guard(self.GUARD, *self.names, self.hub)
-        atexit.register(self.close)
-        try:
-            self._build()
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._begin()
 
     def close(self) -> None:
         """Kill what runs in the namespaces and remove them. May be called twice."""
