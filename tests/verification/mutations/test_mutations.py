@@ -22,6 +22,8 @@ import pytest
 import tenure
 from tests.verification.simulation.runner import run
 
+pytestmark = pytest.mark.long  # `make check` runs these while the torture waits
+
 SEEDS = 6
 SOURCE = Path(tenure.__file__).parent
 ROOT = Path(__file__).parents[3]
