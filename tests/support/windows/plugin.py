@@ -18,6 +18,7 @@ SOURCES = Path(tenure.__file__).parent
 LACKING = re.compile(r"(?:module '(\w+)' has no attribute|No module named) '(\w+)': Windows lacks it")
 NO_SQLITE = "Tenure refuses SQLite on Windows"
 NO_GUARD = "needs `tenure run` or `tenure cron`, which Windows lacks"
+NO_SIGSTOP = "needs signal.SIGSTOP, which Windows lacks"
 REFUSALS = {UNSUPPORTED: NO_SQLITE, "does not run on this system": NO_GUARD}
 """What a command or a program that a test started says, and why the test is skipped then."""
 BY_NAME = {
@@ -25,12 +26,15 @@ BY_NAME = {
     "test_claimed_run_is_made_by_one_machine_only": NO_GUARD,
     "test_commands_never_overlap_and_no_due_time_runs_twice_on_four_machines": NO_GUARD,
     "test_missing_file_is_not_created": NO_SQLITE,
+    "test_node_that_hangs_while_it_stops_listening_connects_again": NO_SIGSTOP,
     "test_on_stuck_exit_ends_the_process_before_another_node_may_lead": NO_SQLITE,
     "test_run_ends_with_a_signal_and_hands_over": NO_SQLITE,
     "test_sqlite_needs_a_file": NO_SQLITE,
     "test_the_program_of_the_how_to_runs_until_it_is_told_to_end": NO_SQLITE,
+    "test_unix_socket_leads_there_too": "needs Unix sockets, which Windows lacks",
+    "test_wait_that_times_out_as_the_lock_is_granted_leaves_nothing_held": NO_SIGSTOP,
 }
-"""Tests that do not show what the processes that they started have said."""
+"""Tests that do not show what the processes that they started have said, or that cannot be left half-way."""
 
 
 def _reason(error: pytest.ExceptionInfo[BaseException] | None) -> str | None:
