@@ -8,6 +8,7 @@
 #   make test COVERAGE=1                                 and print how much of the source ran in the tests' own processes
 #   make test ARGS="-m frameworks"                       FastAPI, Django, APScheduler, Celery and the rest, with real servers
 #   make test FACADE=async                               the tests of the heart again, over AsyncNode
+#   make test WINDOWS=1                                  what can pass without fork, flock and the signals that Windows lacks
 #   make test VERSIONS=all ARGS="-k wheel"               what ran on the system's PostgreSQL, on 16 and 18 of wheels
 #   make explore DEPTH=20 ARGS="--world strict"          as far as 20 steps lead, in one of the small worlds
 #   make torture MINUTES=30 TAKEOVER=strict              DATABASE=postgres, mariadb, sqlite or patroni; SEED= for a plan again
@@ -32,6 +33,12 @@ unexport PYTHONDONTWRITEBYTECODE  # the tests start thousands of processes: let 
 HEART := api/test_election api/test_node cluster/test_cut cluster/test_deploy cluster/test_failover cluster/test_partition \
 	cluster/test_pause cluster/test_restart cluster/test_start fence/test_fence
 FILES := $(if $(filter async,$(FACADE)),$(HEART:%=tests/%.py))
+
+# A simulated Windows (see tests/support/windows). Its tests must not be ended by SIGALRM.
+PARTS_ON_WINDOWS := architecture unit testing api fence store schedule manual databases cli
+ON_WINDOWS := $(if $(WINDOWS),PYTHONPATH=$(CURDIR)/tests/support/windows:$(CURDIR))
+WINDOWS_OPTIONS := $(if $(WINDOWS),-p tests.support.windows.plugin -o timeout_method=thread \
+	$(if $(findstring tests/,$(ARGS)),,$(PARTS_ON_WINDOWS:%=tests/%)))
 
 # What another version of a server could do differently.
 NEW_ON_OTHER_VERSIONS := (wheel and not (claims or cli or fuzz)) or (mariadb and (cli_run or fork or test_node or upgrade))
@@ -65,7 +72,7 @@ unit: $(READY) ## run the tests that need no server, in seconds
 	$(BIN)/pytest -n 2 $(ARGS) tests/unit tests/architecture
 
 test: system-packages $(READY) ## run the tests, on every database that this machine can start
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup $(if $(COVERAGE),--cov --cov-report term:skip-covered) $(ARGS) \
+	$(ON_WINDOWS) $(BIN)/pytest -n $(WORKERS) --dist loadgroup $(WINDOWS_OPTIONS) $(if $(COVERAGE),--cov --cov-report term:skip-covered) $(ARGS) \
 		$(if $(AGAIN),--last-failed --last-failed-no-failures none) $(if $(findstring tests/,$(ARGS)),,$(FILES))
 
 check: ## run everything that a change must pass

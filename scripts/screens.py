@@ -1,8 +1,8 @@
-"""Make the pictures of the documents, and the README's transcript, from a real run: `make screens`.
+"""Make the pictures of the documents, and the transcript of the proof, from a real run: `make screens`.
 
 docs/screens/demo.svg     `tenure demo`, in the middle and at the end
 docs/screens/status.svg   `tenure status` of three nodes
-README.md                 what `tenure demo` prints on a pipe, between the marks
+docs/proof.md             what `tenure demo` prints on a pipe, between the marks
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ def on_a_terminal(command: str, url: str) -> str:
 
 def transcript() -> None:
     said = subprocess.run([TENURE, "demo"], check=True, stdout=subprocess.PIPE, text=True).stdout
-    readme = REPOSITORY / "README.md"
+    page = REPOSITORY / "docs" / "proof.md"
     block = f"<!-- demo -->\n```text\n$ tenure demo\n{said}```\n<!-- /demo -->"
-    text, changes = re.subn(r"<!-- demo -->.*<!-- /demo -->", lambda _: block, readme.read_text(), flags=re.DOTALL)
+    text, changes = re.subn(r"<!-- demo -->.*<!-- /demo -->", lambda _: block, page.read_text(), flags=re.DOTALL)
     assert changes == 1
-    readme.write_text(text)
+    page.write_text(text)
 
 
 if __name__ == "__main__":

@@ -288,7 +288,9 @@ class Node(BaseNode[Election]):
         before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             with self:
-                ended.wait()
+                # On Windows a signal's handler runs only when a wait has ended.
+                while not ended.wait(1.0):
+                    pass
         except NodeClosed:
             if not ended.is_set():
                 raise

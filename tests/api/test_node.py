@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import resource
 import threading
 import time
 
@@ -286,6 +285,8 @@ def test_strict_and_lease_nodes_lead_too(store_url):
 
 def test_node_works_in_a_process_with_a_thousand_open_files(store_url):
     """Descriptors above 1023 are more than select() can wait for."""
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 1300:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1300), hard))

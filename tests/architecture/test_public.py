@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import resource
 import subprocess
 import sys
 import types
@@ -145,6 +144,8 @@ def test_import_is_light(tmp_path):
     In processor time, since others use the machine too; the best of several, in turns; compiled beforehand, as an
     installed package is.
     """
+    import resource
+
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
 
@@ -173,8 +174,19 @@ def python_examples():
             yield pytest.param(example, id=f"{document.name}-{number}")
 
 
-def test_the_readme_has_examples():
-    assert len([example for example in python_examples() if example.id.startswith("README")]) >= 5
+def test_the_page_of_the_calls_has_examples():
+    assert len([example for example in python_examples() if example.id.startswith("lead.md")]) >= 7
+
+
+def test_the_program_of_the_readme_is_the_example():
+    [shown] = re.findall(r"^```py\n(.*?)^```", (REPOSITORY / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+    program = (REPOSITORY / "examples" / "three_terminals.py").read_text()
+    assert program.endswith(f'"""\n\n{shown}')
+
+
+def test_the_readme_is_short():
+    """Half an hour of reading belongs into docs."""
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 130
 
 
 @pytest.mark.parametrize("example", list(python_examples()))

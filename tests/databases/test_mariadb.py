@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import pwd
 import re
 import shutil
 import signal
@@ -171,6 +170,8 @@ def cipher(store):
 
 
 def test_traffic_is_encrypted_where_the_server_can_and_checked_where_the_url_says_so(tmp_path):
+    import pwd
+
     if mariadb_program() is None:
         missing(NO_MARIADB)
     server = MariaDbServer()

@@ -61,6 +61,27 @@ def test_schedule_ticks_once_a_second_through_a_kill(postgres_url, tmp_path):
         assert len(ticks) == len(set(ticks))
 
 
+def test_three_terminals_show_who_leads_and_tick_on_after_kill_9(tmp_path):
+    """Without a URL, as a newcomer starts it: on a SQLite file of the user."""
+    with ExitStack() as stack:
+        processes = []
+        for number in range(3):
+            told = {"XDG_STATE_HOME": str(tmp_path / "state")}
+            process = Process(f"terminal-{number}", [sys.executable, "examples/three_terminals.py"], told, tmp_path)
+            stack.callback(process.close)
+            processes.append(process)
+        until(lambda: all(" leads" in app.output() for app in processes), "all to say who leads", PATIENCE_S)
+        [leader] = until(lambda: [app for app in processes if "token 1," in app.output()], "a tick", PATIENCE_S)
+        assert f"process {leader.process.pid} leads, which is this one: try `kill -9" in leader.output()
+        leader.process.kill()
+        others = [app for app in processes if app is not leader]
+        [after] = until(lambda: [app for app in others if "token 2," in app.output()], "the next tick", PATIENCE_S)
+        until(lambda: all(f"process {after.process.pid} leads" in app.output() for app in others), "both to say so")
+        ticks = re.findall(r"(\d\d:\d\d:\d\d)  tick", "".join(app.output() for app in processes))
+        assert len(ticks) == len(set(ticks))
+        assert "Traceback" not in "".join(app.output() for app in processes)
+
+
 def answered_by(server):
     """How many workers take part."""
     return len({server.ask("/").json()["answered by"] for _ in range(20)})

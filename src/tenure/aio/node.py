@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
 import anyio
@@ -26,6 +27,9 @@ from tenure.node import BaseNode
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+SIGNAL_POLL_S = 0.2
+"""How often ``run()`` asks whether a signal has come, where the event loop does not say so."""
 
 
 class AsyncNode(BaseNode[AsyncElection]):
@@ -59,11 +63,11 @@ class AsyncNode(BaseNode[AsyncElection]):
 
     async def run(self) -> None:
         """Start, run the services until SIGINT or SIGTERM, and close. For the event loop of the main thread."""
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, anyio.CancelScope() as scope:
+        with _ending_signals() as signalled, anyio.CancelScope() as scope:
 
             async def end() -> None:
-                async for _ in signals:
-                    scope.cancel()
+                await signalled()
+                scope.cancel()
 
             waiting = Call(end)
             try:
@@ -170,3 +174,24 @@ class AsyncTerms:
         """Hand over after the loop was left."""
         if self._campaign is not None:
             self._finalise(self._campaign.end)
+
+
+@contextlib.contextmanager
+def _ending_signals() -> Iterator[Callable[[], Awaitable[object]]]:
+    """Handle SIGINT and SIGTERM; yield a function that returns after the first of them."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    with contextlib.ExitStack() as stack:
+        try:
+            signals = stack.enter_context(anyio.open_signal_receiver(*numbers))
+        except NotImplementedError:  # asyncio on Windows
+            ended = threading.Event()
+            for number in numbers:
+                stack.callback(signal.signal, number, signal.signal(number, lambda *_: ended.set()))
+
+            async def poll() -> None:
+                while not ended.is_set():  # noqa: ASYNC110 - a signal's handler cannot set an event of anyio
+                    await anyio.sleep(SIGNAL_POLL_S)
+
+            yield poll
+        else:
+            yield lambda: anext(signals)

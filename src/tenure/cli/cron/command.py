@@ -9,6 +9,7 @@ import click
 
 from tenure.cli.cron.crontab import Entry, digest, parse
 from tenure.cli.options import Seconds, database
+from tenure.cli.posix import require_posix
 from tenure.cli.run.command import absolute_url, check_command
 from tenure.errors import ConfigError
 
@@ -68,6 +69,7 @@ def cron(**options: Any) -> None:
     Exit codes: 0 after SIGTERM or SIGINT; 2 usage, or commands cannot be guarded; 126 and
     127 a command cannot be run.
     """
+    require_posix("tenure cron", "give node.leader_only() a tenure.Schedule in a Python program")
     from tenure.cli.cron.runner import CronRunner  # noqa: PLC0415 - slow to import
 
     if options["missed"] == "each" and options["within"] is None:

@@ -24,6 +24,7 @@ from tenure.cli.demo.scenario import PlainOutput, Scenario
 from tenure.cli.internals import run_statement
 from tenure.cli.options import location
 from tenure.cli.output import one_line, say
+from tenure.cli.posix import require_posix
 from tenure.errors import TenureError
 
 TTL_S = 4.0
@@ -51,6 +52,7 @@ def demo(url: str | None, *, fast: bool, sqlite: bool) -> None:
     """
     if url is not None and sqlite:
         raise click.UsageError("--url and --sqlite exclude each other: give one of them")
+    require_posix("tenure demo", "start examples/three_terminals.py three times, on PostgreSQL or MariaDB")
     handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(exit_codes.SIGNALLED + signal.SIGTERM))
     try:
         with output() as shown:

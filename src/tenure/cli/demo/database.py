@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import pwd
 import re
 import shutil
 import subprocess
@@ -127,6 +126,8 @@ def _account() -> dict[str, Any]:
     """Return the user for the server, as arguments for Popen: PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return {}
+    import pwd  # noqa: PLC0415 - Windows lacks it, and `tenure --help` must work there
+
     for name in ("postgres", "nobody"):
         with contextlib.suppress(KeyError):
             entry = pwd.getpwnam(name)

@@ -12,8 +12,9 @@ from typing import Any
 import click
 
 from tenure.cli.options import Seconds, database
-from tenure.cli.run.guard_process import cannot_run
-from tenure.cli.run.runner import Runner, RunOptions
+from tenure.cli.posix import require_posix
+
+INSTEAD = "use node.leader_only() in a Python program"
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -79,6 +80,9 @@ def run(**options: Any) -> None:
     76 leadership lost; 124 --wait-timeout; 126 and 127 COMMAND cannot be run; 128+n ended
     by signal n; 2 usage, the database cannot be used, or COMMAND cannot be guarded.
     """
+    require_posix("tenure run", INSTEAD)
+    from tenure.cli.run.runner import Runner, RunOptions  # noqa: PLC0415 - names signals that Windows lacks
+
     settings = {name: options.pop(name) for name in ("url", "namespace", "schema", "ttl", "takeover", "name")}
     check_command(options["command"][0])
     for option, given in (("--no-wait", options["no_wait"]), ("--hold", options["hold"] is not None)):
@@ -94,6 +98,8 @@ def run(**options: Any) -> None:
 
 def check_command(name: str) -> None:
     """Exit now if the command cannot be run, rather than hours later, when this process is elected."""
+    from tenure.cli.run.guard_process import cannot_run  # noqa: PLC0415 - as above
+
     if not name:
         raise click.UsageError("COMMAND is empty: give the command to run")
     places = [name] if os.sep in name else [os.path.join(place, name) for place in os.get_exec_path()]  # noqa: PTH118

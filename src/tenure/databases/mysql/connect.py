@@ -21,7 +21,7 @@ from tenure.core import timing
 from tenure.databases import connecting
 from tenure.databases.hosts import Host, Hosts, time_limit_s
 from tenure.databases.mysql import servers
-from tenure.databases.mysql.session import MySqlSession, beside, cut, load, said, wire
+from tenure.databases.mysql.session import MySqlSession, beside, cut, is_local_socket, load, said, wire
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.settings import Password
 from tenure.store.session import Step
@@ -255,9 +255,9 @@ class MySqlConnector(connecting.Connector):
 
     def _keep_alive(self, connection: Any) -> None:
         """Let the system notice a lost network; warn once if the connection is not encrypted."""
-        line = wire(connection)
-        if line.family == socket.AF_UNIX:
+        if is_local_socket(connection):
             return
+        line = wire(connection)
         idle_s = max(1, int(timing.trust(self._ttl) / 2))
         options = {
             "TCP_KEEPIDLE": idle_s,

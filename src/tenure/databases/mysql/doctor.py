@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from tenure.databases.connecting import is_here
 from tenure.databases.doctor import Checks, Finding, error, ok, one_line, run_checks, warning
 from tenure.databases.mysql.connect import MySqlConnector, is_encrypted, replicates_from
 from tenure.databases.mysql.sentinel import UserLockSentinel
-from tenure.databases.mysql.session import MySqlSession, wire
+from tenure.databases.mysql.session import MySqlSession, is_local_socket, wire
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.settings import NodeSettings
 from tenure.store.session import Failed, Step
@@ -93,10 +92,10 @@ def _connection(case: Case) -> Iterator[Finding]:
 
 
 def _tls(case: Case) -> Iterator[Finding]:
-    line = wire(case.session.connection)
+    connection = case.session.connection
     yield doctor.tls(
-        is_local=line.family == socket.AF_UNIX or is_here(line.getpeername()[0]),
-        is_encrypted=is_encrypted(case.session.connection),
+        is_local=is_local_socket(connection) or is_here(wire(connection).getpeername()[0]),
+        is_encrypted=is_encrypted(connection),
         remedy="give the server a certificate, and add ssl_ca=… and ssl_verify_identity=true to the URL",
     )
 

@@ -200,6 +200,11 @@ def wire(connection: Any) -> Any:
     return connection._sock  # noqa: SLF001 - PyMySQL has no public name for it
 
 
+def is_local_socket(connection: Any) -> bool:
+    """Whether a connection goes through a Unix socket, which Windows lacks."""
+    return hasattr(socket, "AF_UNIX") and wire(connection).family == socket.AF_UNIX
+
+
 def cut(connection: Any) -> None:
     """Make a call that hangs on a connection fail at once, from any thread."""
     shut_down_socket(wire(connection))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 from collections.abc import Iterator
 from functools import partial
@@ -11,7 +10,7 @@ from functools import partial
 from tenure.databases.backend import Backend, Control, TellStart, Watch, closing_on_error, ignore_start
 from tenure.databases.sqlite.connect import SqliteConnector
 from tenure.databases.sqlite.file_use import FileStore, FileUse
-from tenure.databases.sqlite.sentinel import FileSentinel
+from tenure.databases.sqlite.sentinel import REMEDY, UNSUPPORTED, FileSentinel, is_supported
 from tenure.databases.sqlite.session import SqliteSession
 from tenure.errors import ConfigError
 from tenure.settings import NodeSettings
@@ -22,8 +21,8 @@ class SqliteBackend(Backend):
     """A SQLite file on this machine."""
 
     def __init__(self, settings: NodeSettings) -> None:
-        if os.name != "posix":
-            raise ConfigError("SQLite needs POSIX file locks, which this system lacks: use PostgreSQL")
+        if not is_supported():
+            raise ConfigError(f"{UNSUPPORTED}: {REMEDY}")
         super().__init__(settings)
         self._connector = SqliteConnector(settings.sqlite_path, settings.renew_every)
         self._use = FileUse(self._connector, settings.ttl)

@@ -16,7 +16,7 @@ from tenure.databases import doctor
 from tenure.databases.doctor import Checks, Finding, error, milliseconds, ok, one_line, run_checks, warning
 from tenure.databases.sqlite.connect import SqliteConnector
 from tenure.databases.sqlite.filesystem import DatabaseFile, file_id, may_write, network_file_system
-from tenure.databases.sqlite.sentinel import FileSentinel
+from tenure.databases.sqlite.sentinel import REMEDY, UNSUPPORTED, FileSentinel, is_supported
 from tenure.databases.sqlite.session import SqliteSession
 from tenure.settings import NodeSettings
 from tenure.store.session import Failed, Step
@@ -35,6 +35,9 @@ class Case(doctor.Case):
 
 def examine(settings: NodeSettings) -> Iterator[Finding]:
     """Examine the file that the settings name, as a node with these settings would find it."""
+    if not is_supported():
+        yield error("file", UNSUPPORTED, REMEDY)
+        return
     path = Path(settings.sqlite_path).absolute()
     shared = network_file_system(path)
     if shared:

@@ -16,11 +16,22 @@ from pathlib import Path
 from tenure import fork
 from tenure.databases.sqlite.session import SqliteSession, opening
 
-if os.name == "posix":
+try:
     import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
+
+UNSUPPORTED = "SQLite needs locks on files that end with their process (flock), which this system lacks"
+"""Windows has `msvcrt.locking`, but no open file can be removed there, and the sentinel does that."""
+REMEDY = "use PostgreSQL or MariaDB, by TENURE_URL or as an argument"
 
 POLL_S = 0.05
 """How often the watcher polls. A crash is noticed after half of this on average."""
+
+
+def is_supported() -> bool:
+    """Whether this system has the locks that the sentinels need."""
+    return fcntl is not None
 
 
 class LockedFiles:

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from tenure.cli.options import Seconds
 from tenure.cli.output import report_errors
-from tenure.cli.run.runner import Runner, RunOptions
+from tenure.cli.posix import require_posix
 from tenure.integrations.django.conf import node_arguments
 
 PASSED_ON = ("restart", "no_wait", "wait_timeout", "hold", "grace", "group_only")
@@ -54,6 +54,12 @@ class Command(BaseCommand):  # type: ignore[misc]
             raise CommandError(
                 "--restart never exits, and --no-wait and --hold are for a single run: leave one of them out"
             )
+        try:
+            require_posix("manage.py tenure_run", "use leader_only() of tenure.integrations.django")
+        except click.ClickException as error:
+            raise CommandError(error.message, returncode=error.exit_code) from None
+        from tenure.cli.run.runner import Runner, RunOptions  # noqa: PLC0415 - names signals that Windows lacks
+
         path = [f"--pythonpath={options['pythonpath']}"] if options.get("pythonpath") else []
         run_options = RunOptions(
             role=options["role"] or options["command"],
