@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.support.store_by_hand import until
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+OVERRIDES = ("LINES", "COLUMNS", "NO_COLOR", "FORCE_COLOR", "TMUX")
 NO_TMUX = "no tmux found: install tmux"
 SETTINGS = """
 set -g status off
@@ -41,7 +44,9 @@ class Terminal:
         settings = Path(self._directory.name, "settings")
         settings.write_text(SETTINGS)
         self._base = ["tmux", "-S", str(settings.with_name("socket")), "-f", str(settings)]
-        self._tmux("new-session", "-d", *self._size, *self._set, self._command)
+        self._code = settings.with_name("code")
+        code = shlex.quote(str(self._code))
+        self._tmux("new-session", "-d", *self._size, *self._set, f"trap : INT; {self._command}; echo $? > {code}")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -49,7 +54,10 @@ class Terminal:
         self._directory.cleanup()
 
     def _tmux(self, *arguments: str) -> str:
-        return subprocess.run([*self._base, *arguments], check=True, capture_output=True, text=True, timeout=20).stdout
+        # A runner of tests may set LINES and COLUMNS, which would count for more than the size of this terminal.
+        environment = {name: value for name, value in os.environ.items() if name not in OVERRIDES}
+        command = [*self._base, *arguments]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=20).stdout
 
     def lines(self, *, colours: bool = False) -> list[str]:
         """What the terminal shows, from the top to the last line that is not empty."""
@@ -62,10 +70,15 @@ class Terminal:
 
     def wait_ended(self) -> int:
         """Wait for the end of the command, and return its exit code."""
-        shown = "#{pane_dead_status}"
-        return int(until(lambda: self._tmux("display-message", "-p", shown).strip(), "the command has ended", 60))
+        return int(self._until(lambda: self._code.exists() and self._code.read_text(), "the command has ended"))
 
     def wait_for(self, text: str) -> list[str]:
         """Wait until a text is shown; return all lines."""
-        until(lambda: any(text in line for line in self.lines()), f"{text!r} on the terminal", 60)
+        self._until(lambda: any(text in line for line in self.lines()), f"{text!r} is shown")
         return self.lines()
+
+    def _until(self, condition: Callable[[], Any], what: str) -> Any:
+        try:
+            return until(condition, what)
+        except AssertionError as error:
+            raise AssertionError("\n".join([str(error), *self.lines()])) from None

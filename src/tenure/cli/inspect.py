@@ -185,7 +185,7 @@ def show_terms(rows: list[HistoryRow], as_of: datetime) -> None:
     columns: Columns = {
         "TOKEN": lambda row: row.token,
         "LEADER": lambda row: row.name,
-        "BEGAN": lambda row: when(row.began),
+        "BEGAN": lambda row: _short(row.began) if on_terminal() else when(row.began),
         "LASTED": lambda row: duration(row.lasted(as_of)),
         "ENDED": lambda row: row.end(as_of),
         "GAP BEFORE": _gap,
@@ -198,6 +198,11 @@ def show_terms(rows: list[HistoryRow], as_of: datetime) -> None:
             "fell silent at that moment or later.",
             "dim",
         )
+
+
+def _short(moment: datetime) -> str:
+    """Return a moment without the year, if it is this year."""
+    return when(moment).removeprefix(f"{datetime.now().astimezone():%Y-}")
 
 
 def _gap(row: HistoryRow) -> str:
