@@ -66,7 +66,7 @@ class Terminal:
 
     def press(self, *keys: str) -> None:
         """Press keys, such as ``C-c``, or type a text."""
-        self._tmux("send-keys", *keys)
+        self._tmux("send-keys", "--", *keys)
 
     def wait_ended(self) -> int:
         """Wait for the end of the command, and return its exit code."""
