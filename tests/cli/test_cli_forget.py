@@ -115,7 +115,9 @@ def test_node_that_begins_to_stand_while_its_role_is_forgotten_leads_it(store_ur
     with Desk(store_url, name="late") as late, tenure.Registry(store_url) as registry, ThreadPoolExecutor() as pool:
         candidacy = {"namespace": "default", "id": late.id, "names": listed(("old",))}
         with late.session.transaction() as run:
-            assert run(Step(statements.ADD_CANDIDACIES, candidacy))[0].count == 1
+            stand = Step(statements.ADD_CANDIDACIES, candidacy)
+            _, stands = run(stand, Step(statements.STANDS, candidacy | {"role": "old"}))
+            assert stands.rows, "it is sent"
             forgetting = pool.submit(registry.forget_role, "old")
             wait([forgetting], timeout=1)
         with contextlib.suppress(tenure.ConfigError):  # where the command had to wait, it has seen the candidate
