@@ -140,7 +140,7 @@ clean: ## remove everything that make has made
 # Patroni cluster needs, and a browser.
 system-packages: ## install the servers that the tests start, where they are missing (on Debian, as root)
 	@scripts/system-packages postgresql mariadb-server-core pgbouncer iproute2 faketime prometheus etcd-server haproxy \
-		chromium chromium-driver
+		chromium chromium-driver tmux
 
 $(READY): pyproject.toml uv.lock scripts/bootstrap
 	@scripts/bootstrap

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from tenure.databases.backend import LOOK_TIMEOUT_S, backend_for
 from tenure.databases.connecting import time_limit
 from tenure.errors import ConfigError, NodeClosed, NotLeader, StoreUnavailable, WaitTimeout
 from tenure.settings import Password, check_limit, check_name, check_promotion, check_ttl, node_settings
-from tenure.store import job_statements, migrations, namespaces, records, statements
+from tenure.store import forgetting, job_statements, migrations, namespaces, records, statements
 from tenure.store.namespaces import WaitInfo
 from tenure.store.records import (
     Candidate,
@@ -157,6 +157,17 @@ class Registry:
     def roles(self) -> list[RoleInfo]:
         """Return every role of the namespace, sorted by name."""
         return self.overview().roles
+
+    def role(self, role: str) -> RoleInfo:
+        """Return a role; raise ConfigError with the names that are most like it if the namespace has no such role."""
+        found = {info.role: info for info in self.roles()}
+        if (info := found.get(check_name("role", role))) is not None:
+            return info
+        import difflib  # noqa: PLC0415 - only needed here
+
+        near = difflib.get_close_matches(role, found)
+        known = f"the nearest names are {', '.join(map(repr, near))}" if near else f"it has {len(found)} others"
+        raise ConfigError(f"namespace {self.namespace!r} has no role {role!r}; {known if found else 'it has no roles'}")
 
     def members(self) -> list[MemberInfo]:
         """Return the living members, in the order in which they joined."""
@@ -330,37 +341,43 @@ class Registry:
         if self.namespace not in known:
             names = ", ".join(map(repr, known)) or "none"
             raise ConfigError(f"namespace {self.namespace!r} does not exist; existing namespaces: {names}")
-        guarded = [one.table for one in self.guarded_tables() if one.namespace in (self.namespace, guards.UNKNOWN)]
+        self._refuse_guarded(f"roles of namespace {self.namespace!r} guard", lambda _: True)
+        self._when_free(lambda: forgetting.forget_namespace(self))
+
+    def forget_role(self, role: str) -> None:
+        """Delete what is recorded about a role that is not used any more: its history, its jobs and their runs.
+
+        Its last token is kept, so tokens go on growing if the role comes back. Raises ConfigError if there is no such
+        role, if a living member leads it or stands for it, or if it guards tables.
+        """
+        self.role(role)
+        self._refuse_guarded(f"role {role!r} of namespace {self.namespace!r} guards", lambda one: one.role == role)
+        self._when_free(lambda: forgetting.forget_role(self, role))
+
+    def _refuse_guarded(self, guards_tables: str, concerned: Callable[[GuardedTable], bool]) -> None:
+        """Raise ConfigError if roles that are to be forgotten guard tables, or if a guard's role is not known."""
+        guarded = [
+            one.table
+            for one in self.guarded_tables()
+            if one.namespace == guards.UNKNOWN or (one.namespace == self.namespace and concerned(one))
+        ]
         if guarded:
             raise ConfigError(
-                f"roles of namespace {self.namespace!r} guard tables, which could not be written to any more: remove "
-                f"the guards first (`tenure guard TABLE --remove`): {', '.join(guarded)}"
+                f"{guards_tables} tables, which could not be written to any more: remove the guards first "
+                f"(`tenure guard TABLE --remove`): {', '.join(guarded)}"
             )
+
+    def _when_free(self, act: Callable[[], None]) -> None:
+        """Do something; try again while another transaction locks the rows."""
         deadline = time.monotonic() + LOOK_TIMEOUT_S
         while True:
             try:
-                return self._delete()
+                with self._asking():
+                    return act()
             except _Busy:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(LOOK_EVERY_S)
-
-    def _delete(self) -> None:
-        """Delete the namespace in one transaction, which keeps nodes out; raise ConfigError if it has members."""
-        dialect = self.session.dialect.name
-        with self._asking():
-            if dialect == "mysql":  # for the next transaction only: READ COMMITTED would lock no gaps
-                self.session.read(Step("set transaction isolation level repeatable read", {}))
-            with self.session.transaction() as run:
-                run(*self._steps(statements.FORGET_ROLES), *self._steps(statements.SHUT_OUT[dialect]))
-                (members,) = run(*self._steps([statements.MEMBERS]))
-                if members.rows:
-                    names = ", ".join(repr(name) for _, name, *_ in members.rows)
-                    raise ConfigError(f"namespace {self.namespace!r} has living members: stop them first ({names})")
-                run(*self._steps(statements.FORGET_MEMBERS))
-
-    def _steps(self, texts: Iterable[str]) -> list[Step]:
-        return [Step(text, {"namespace": self.namespace}) for text in texts]
 
     # What ``store.records`` needs -------------------------------------------------------------------------------
 
@@ -392,7 +409,7 @@ class Registry:
 
     def _read(self, text: str) -> Any:
         with self._asking():
-            return self.session.read(*self._steps([text]))[0].rows
+            return self.session.read(Step(text, {"namespace": self.namespace}))[0].rows
 
 
 def _with_next(job: JobRecord) -> JobRecord:

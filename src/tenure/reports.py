@@ -13,8 +13,21 @@ from datetime import datetime
 from itertools import zip_longest
 from typing import Any
 
-from tenure import JobRecord, MemberInfo, Overview, Registry, RoleInfo, RunRecord, TermRecord, WaitInfo
+from tenure import (
+    Candidate,
+    JobRecord,
+    LeaderInfo,
+    MemberInfo,
+    Overview,
+    Registry,
+    RoleInfo,
+    RunRecord,
+    TermRecord,
+    WaitInfo,
+)
+from tenure.clock import now
 from tenure.databases.doctor import Finding, diagnosed
+from tenure.durations import duration, exact
 from tenure.settings import NodeSettings
 
 
@@ -29,20 +42,6 @@ def _jsonable(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     raise TypeError(type(value).__name__)
-
-
-def ago(seconds: float) -> str:
-    """Return a duration for people."""
-    if seconds < 60:
-        return f"{max(0.0, seconds):.1f} s"
-    units = ((86400, "d"), (3600, "h"), (60, "min"))
-    size, unit = next((size, unit) for size, unit in units if seconds >= size)
-    return f"{seconds / size:.1f} {unit}"
-
-
-def short(seconds: float) -> str:
-    """Return a duration for people, in milliseconds while it is short."""
-    return f"{seconds * 1000:.0f} ms" if seconds < 10 else ago(seconds)
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,83 @@ class Status:
         return cls(overview.namespace, overview.as_of, overview.roles, overview.members, waits)
 
 
+STATES = ("overdue", "vacant", "led", "idle")
+"""The states of a role, beginning with those that need attention."""
+
+
+def state_of_role(role: RoleInfo) -> str:
+    """Return the state of a role: overdue, vacant (though it has candidates), led, or idle (it has no candidates)."""
+    if role.leader is not None:
+        return "overdue" if role.overdue else "led"
+    return "vacant" if role.candidates else "idle"
+
+
+def by_attention(roles: Iterable[RoleInfo]) -> list[RoleInfo]:
+    """Return roles in the order of their states, those that need attention first."""
+    return sorted(roles, key=lambda role: STATES.index(state_of_role(role)))
+
+
+@dataclass(frozen=True)
+class RoleDetail:
+    """One role: its leader, its candidates and its last terms."""
+
+    namespace: str
+    as_of: datetime
+    role: RoleInfo
+    candidates: list[Candidate]
+    terms: list[HistoryRow]
+    """The last terms, newest first."""
+    waits: list[WaitInfo]
+
+    @classmethod
+    def of(cls, registry: Registry, name: str, terms: int) -> RoleDetail:
+        """Read a role from the database; raise ConfigError if there is no such role."""
+        role = registry.role(name)
+        waits = [wait for wait in registry.waits() if wait.role in (None, name)]
+        as_of = registry.overview().as_of
+        return cls(registry.namespace, as_of, role, registry.candidates(name), last_terms(registry, name, terms), waits)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One line of ``tenure watch --json``. While the database cannot be reached, only ``error`` has a value."""
+
+    namespace: str
+    as_of: datetime | None
+    roles: list[RoleInfo] | None
+    members: list[MemberInfo] | None
+    error: str | None
+
+    @classmethod
+    def of(cls, namespace: str, look: Overview | str) -> Reading:
+        """Return what was read, or why it could not be read."""
+        if isinstance(look, str):
+            return cls(namespace, None, None, None, look)
+        return cls(namespace, look.as_of, look.roles, look.members, None)
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """What came of a request to resign."""
+
+    role: str
+    before: TermRecord | None
+    """The term that ended; None if the history has lost it."""
+    after: LeaderInfo | None
+    """Who leads now; None if there is no other candidate."""
+    seconds: float
+    """How long that took, from the request on."""
+
+    @classmethod
+    def ask(cls, registry: Registry, role: str, to: str | None, timeout: float) -> HandOver:
+        """Ask the leader to resign, and wait until it has."""
+        asked = now()
+        after = registry.resign(role, to, timeout)
+        seconds = now() - asked
+        ended = (term for term in registry.history(role, 5) if after is None or term.token < after.token)
+        return cls(role, next(ended, None), after, seconds)
+
+
 # Terms -------------------------------------------------------------------------------------------------------------
 
 
@@ -82,9 +158,24 @@ class HistoryRow:
     gap: float | None
     """Seconds since the end of the previous term, as it was recorded."""
     last_seen: datetime | None
-    """The last sign of life of a leader that died or fell silent."""
+    """The last sign of life of a leader that died or fell silent. If the term has not ended, its leader is silent."""
     silence: float | None
     """Seconds since the last sign of life of the previous leader: the longest that nobody can have led."""
+
+    def lasted(self, as_of: datetime) -> float:
+        """Return for how many seconds the term is known to have lasted: until the leader's last sign of life."""
+        return ((self.last_seen or self.ended or as_of) - self.began).total_seconds()
+
+    def end(self, as_of: datetime) -> str:
+        """Return how the term ended, for people."""
+        if self.ended is None and self.last_seen is not None:
+            return f"silent for {duration((as_of - self.last_seen).total_seconds())}"
+        return self.reason or "goes on"
+
+
+def last_terms(registry: Registry, role: str, count: int) -> list[HistoryRow]:
+    """Read the last terms of a role, newest first."""
+    return with_gaps(registry.history(role, count + 1))[:count]
 
 
 def with_gaps(records: list[TermRecord]) -> list[HistoryRow]:
@@ -129,7 +220,13 @@ def state_of(job: JobRecord, newest: int) -> str:
 
 def definition(spec: str | None) -> str:
     """Return when a job is due. A job without a schedule is claimed by hand."""
-    return "by hand" if spec is None else f"{spec} s" if spec.startswith("every") else spec.removeprefix("cron ")
+    if spec is None:
+        return "by hand"
+    kind, _, text = spec.partition(" ")
+    try:
+        return f"every {exact(float(text))}" if kind == "every" else spec.removeprefix("cron ")
+    except (ValueError, OverflowError):  # a row that was written by hand
+        return spec
 
 
 def is_many(run: RunRecord) -> bool:
@@ -144,7 +241,7 @@ def attempt(run: RunRecord) -> str:
 
 def took(run: RunRecord) -> str:
     """Return how long a run took."""
-    return ago((run.ended - run.began).total_seconds()) if run.ended is not None and not is_many(run) else "-"
+    return duration((run.ended - run.began).total_seconds()) if run.ended is not None and not is_many(run) else "-"
 
 
 # Waits -------------------------------------------------------------------------------------------------------------

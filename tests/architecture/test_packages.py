@@ -29,7 +29,7 @@ FRAMEWORKS = {
 }
 LOOPS = {"asyncio", "anyio", "trio"}
 WORLD = {"time", "threading", "socket", "os", "logging", "secrets", "subprocess", "signal"}
-VALUES = {"clock", "errors", "events", "fork", "tracebacks"}
+VALUES = {"clock", "durations", "errors", "events", "fork", "tracebacks"}
 """Modules that may be imported from everywhere but ``core``, and that import nothing."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -12,8 +13,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -21,6 +24,7 @@ from click.testing import CliRunner
 import tenure
 from tenure.cli import COMMANDS, main
 from tenure.core import messages
+from tenure.durations import exact
 from tenure.fence.fence import fence
 from tenure.store import tables
 from tenure.store.session import Step
@@ -188,6 +192,52 @@ def test_json_has_the_documented_shape(store_url):
         assert (term["token"], term["ended"], term["gap"]) == (1, None, None)
 
 
+def documented(what: str) -> set[str]:
+    """The fields that the page lists for a command's JSON."""
+    page = (ROOT / "docs" / "cli.md").read_text()
+    (row,) = re.findall(rf"^\| {re.escape(what)} \|.*\| (.*) \|$", page, re.MULTILINE)
+    return set(re.findall(r"`(\w+)`", row))
+
+
+def test_role_in_detail_shows_its_leader_its_candidates_and_its_last_terms(store_url):
+    with Nodes(store_url, ttl=30) as nodes:
+        leads, stands = nodes.pair("scheduler")
+        leads.resign()
+        stands.wait(20)
+        nodes("third").election("other").wait(20)
+        told = tell("status", "scheduler", url=store_url)
+        facts = {line[0]: line[1:] for line in told.lines if len(line) == 2}
+        assert facts["role"] == ["scheduler"]
+        assert facts["state"] == ["led"]
+        assert facts["leader"] == ["standby"]
+        assert facts["token"] == ["2"]
+        assert re.search(r"^since    \d{4}-.*, for \d+(\.\d)? m?s$", told.out, re.MULTILINE)
+        assert re.search(r"^renewed  .* ago$", told.out, re.MULTILINE)
+        assert [line[0] for line in told.lines if line[-1].endswith(" ago") and len(line) == 5] == ["leader", "standby"]
+        assert [line[:2] for line in told.lines if line[0] in ("1", "2")] == [["2", "standby"], ["1", "leader"]]
+        detail = json.loads(tell("status", "scheduler", "--json", url=store_url).out)
+        assert set(detail) == documented("`status ROLE`")
+        assert set(detail["role"]) == documented("`roles` of it")
+        assert set(detail["role"]["leader"]) == documented("`leader` of a role")
+        assert [set(one) for one in detail["candidates"]] == [documented("`candidates` of it")] * 2
+        assert [set(one) for one in detail["terms"]] == [documented("`history`, and `terms` of `status ROLE`")] * 2
+        assert detail["role"]["role"] == "scheduler"
+
+
+def test_unknown_role_is_an_error_with_the_nearest_names(store_url):
+    with Desk(store_url) as desk:
+        for role in ("scheduler", "schedule-eu", "billing"):
+            desk.acquire(role)
+        answer = Answer("status", "shceduler", url=store_url)
+        said = "namespace 'default' has no role 'shceduler'; the nearest names are 'scheduler', 'schedule-eu'"
+        assert (answer.code, answer.out, answer.err) == (2, "", f"tenure: {said}\n")
+        answer = Answer("status", "xyz", "--json", url=store_url)
+        assert (answer.code, answer.out) == (2, "")
+        assert answer.err.endswith("has no role 'xyz'; it has 3 others\n")
+    answer = Answer("status", f"postgresql://u:{PASSWORD}@h/db")
+    assert (answer.code, "ROLE looks like a URL: give the database with --url" in answer.err) == (2, True)
+
+
 def test_history_shows_reasons_and_gaps(store_url):
     with Nodes(store_url) as nodes:
         leads, stands = nodes.pair("r")
@@ -223,6 +273,24 @@ def test_resign_moves_the_role_to_the_one_named(store_url):
         assert tell("resign", "r", "--to", "third", url=store_url).out == "r: third leads now, with token 2\n"
         row = tell("status", url=store_url).lines[1]
         assert row[1] == "third"
+
+
+def test_resign_prints_what_came_of_it_as_json(store_url):
+    with Nodes(store_url, renew_every=0.3) as nodes:
+        nodes.pair("r")
+        done = json.loads(tell("resign", "r", "--json", url=store_url).out)
+        assert set(done) == documented("`resign`")
+        assert set(done["before"]) == documented("`before` of it")
+        assert set(done["after"]) == documented("`leader` of a role")
+        assert (done["role"], done["before"]["name"], done["before"]["token"]) == ("r", "leader", 1)
+        assert (done["before"]["reason"], done["after"]["name"], done["after"]["token"]) == ("resigned", "standby", 2)
+        assert 0 < done["seconds"] < 20
+    with Nodes(store_url, renew_every=0.3) as nodes:
+        nodes("alone").election("r").wait(20)
+        done = json.loads(tell("resign", "r", "--json", url=store_url).out)
+        assert done["before"]["name"] == "alone"
+        answer = Answer("resign", "no such role", "--json", url=store_url)
+        assert (answer.code, answer.out) == (2, "")
 
 
 def test_resign_without_a_name_moves_the_role_to_another(store_url):
@@ -310,7 +378,7 @@ def test_init_creates_the_tables_and_sets_the_largest_ttl(store_url):
 def test_largest_ttl_is_raised_again_whatever_it_was_and_whatever_the_default_ttl_is(store_url):
     for limit in ("60", "5", "1", "2", "3600", "9", "10"):
         told = tell("init", "--max-ttl", limit, url=store_url).out
-        assert f"the largest TTL of namespace 'default' is {limit} s" in told
+        assert f"the largest TTL of namespace 'default' is {exact(float(limit))}" in told
 
 
 def test_largest_ttl_is_not_set_below_that_of_a_living_member(store_url):
@@ -492,6 +560,61 @@ def test_watch_prints_a_line_for_each_change(store_url):
             assert any(line.endswith(" r token 2 led by standby\n") for line in process.stdout)
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 130
+
+
+@contextlib.contextmanager
+def watching(url: str) -> Iterator[Iterator[dict[str, Any]]]:
+    """The readings of `tenure watch --json`, one by one, as they come."""
+    with subprocess.Popen(
+        [TENURE, "watch", "--json", "--every", "0.1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TENURE_URL": url},
+    ) as process:
+        assert process.stdout is not None
+        yield (json.loads(line) for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        last = process.stdout.read()
+        assert (process.wait(20), process.stderr.read()) == (130, "")
+        assert all(json.loads(line) for line in last.splitlines()), "Ctrl-C does not cut a line off"
+
+
+def test_watch_prints_each_reading_as_a_line_of_json(store_url):
+    with Nodes(store_url) as nodes:
+        leads, stands = nodes.pair("r")
+        with watching(store_url) as readings:
+            reading = next(readings)
+            assert set(reading) == documented("`watch`")
+            assert (reading["namespace"], reading["error"]) == ("default", None)
+            assert [set(role) for role in reading["roles"]] == [documented("`roles` of it")]
+            assert [set(one) for one in reading["members"]] == [documented("`members` of it, and `members`")] * 2
+            assert reading["roles"][0]["leader"]["name"] == "leader"
+            leads.withdraw()
+            stands.wait(20)
+            assert any((one["roles"][0]["leader"] or {}).get("name") == "standby" for one in readings)
+
+
+def test_watch_as_json_says_that_the_database_is_away_and_goes_on(postgres_server, postgres_url):
+    tell("init", url=postgres_url)
+    with watching(postgres_url) as readings:
+        assert next(readings)["roles"] == []
+        postgres_server.restart()
+        away = next(one for one in readings if one["error"])
+        assert set(away) == documented("`watch`")
+        assert (away["as_of"], away["roles"], away["members"]) == (None, None, None)
+        assert away["error"].startswith("the database cannot be reached: ")
+        assert next(one for one in readings if one["error"] is None)["members"] == []
+
+
+def test_watch_as_json_ends_without_a_word_when_nobody_reads_any_more(sqlite_url):
+    tell("init", url=sqlite_url)
+    pipe = f"{TENURE} watch --json --every 0.1 --url {sqlite_url} | head -n 2"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {pipe}"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (len(done.stdout.splitlines()), done.stderr) == (2, "")
+    assert done.returncode in (0, 1)
 
 
 def test_watch_and_resign_outlive_the_database_or_say_that_it_is_gone(postgres_server, postgres_url):

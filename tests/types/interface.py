@@ -270,6 +270,8 @@ def operate(url: str) -> None:
         registry.guard("invoices", role="billing")
         assert_type(registry.guarded_tables(), list[tenure.GuardedTable])
         registry.unguard("invoices")
+        assert_type(registry.role("scheduler"), tenure.RoleInfo)
+        registry.forget_role("scheduler")
         registry.forget()
         registry.close()
 

@@ -33,7 +33,7 @@ COMMANDS = {
     "status": "tenure.cli.inspect",
     "trigger": "tenure.cli.jobs",
     "ui": "tenure.cli.ui",
-    "watch": "tenure.cli.inspect",
+    "watch": "tenure.cli.watch",
 }
 
 

@@ -9,8 +9,10 @@ import click
 
 from tenure import Registry, fence_sql, tables_sql
 from tenure.cli.internals import grants_sql
-from tenure.cli.options import Seconds, database, place, schema_option
-from tenure.cli.output import report_errors, without_password
+from tenure.cli.options import Seconds, as_json, database, schema_option
+from tenure.cli.output import print_json, report_errors, without_password
+from tenure.durations import exact
+from tenure.reports import HandOver
 from tenure.settings import PROMOTIONS
 
 
@@ -20,7 +22,10 @@ from tenure.settings import PROMOTIONS
 @click.option("--timeout", type=Seconds(), default=20.0, show_default=True,
               help="Seconds to wait for the leader to hand over.")  # fmt: skip
 @database
-def resign(role: str, to: str | None, timeout: float, url: str | None, namespace: str | None, schema: str) -> None:
+@as_json
+def resign(
+    role: str, to: str | None, timeout: float, url: str | None, namespace: str | None, schema: str, *, json_: bool
+) -> None:
     """Ask the leader of ROLE to hand over to another candidate.
 
     For maintenance: move the work to another machine before you restart or drain one. Run this on any machine that
@@ -31,11 +36,13 @@ def resign(role: str, to: str | None, timeout: float, url: str | None, namespace
     tenure resign scheduler --to worker-2
     """
     with Registry(url, namespace=namespace, schema=schema) as registry:
-        after = registry.resign(role, to, timeout)
-    if after is None:
+        done = HandOver.ask(registry, role, to, timeout)
+    if json_:
+        print_json(done)
+    elif done.after is None:
         click.echo(f"{role}: the leader resigned; there is no other candidate, so the same node may lead again")
     else:
-        click.echo(f"{role}: {after.name} leads now, with token {after.token}")
+        click.echo(f"{role}: {done.after.name} leads now, with token {done.after.token}")
 
 
 @click.command()
@@ -58,7 +65,7 @@ def init(max_ttl: float | None, promotion: str | None, url: str | None, namespac
     """
     registry = Registry(url, namespace=namespace, schema=schema)
     version = registry.create(max_ttl, waits=_wait_for_leases, promotion=promotion)
-    limit = "" if max_ttl is None else f"; the largest TTL of namespace {registry.namespace!r} is {max_ttl:g} s"
+    limit = "" if max_ttl is None else f"; the largest TTL of namespace {registry.namespace!r} is {exact(max_ttl)}"
     word = "" if promotion is None else f"; namespace {registry.namespace!r} has promotion={promotion}"
     click.echo(f"the tables are up to date, in version {version}{limit}{word}")
 
@@ -67,7 +74,8 @@ def _wait_for_leases(seconds: float) -> None:
     """Print why the command waits, and wait."""
     click.echo(
         "the namespace is new on a server that was once a replica, and the replica may have lost a namespace of that "
-        f"name: waiting {seconds:.0f} s until every lease in it is over (if you stop, the first node waits instead)",
+        f"name: waiting {exact(round(seconds))} until every lease in it is over (if you stop, the first node waits "
+        "instead)",
         err=True,
     )
     time.sleep(seconds)
@@ -109,22 +117,43 @@ def sql(dialect: str, schema: str, grants: str | None, fence: str | None, namesp
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", required=False)
+@click.option("--role", help="Delete this role only, and keep its namespace.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@place
-def forget(name: str, *, yes: bool, url: str | None, schema: str) -> None:
-    """Delete the namespace NAME: its roles, its history and its tokens.
+@database
+def forget(
+    name: str | None, role: str | None, *, yes: bool, url: str | None, namespace: str | None, schema: str
+) -> None:
+    """Delete the namespace NAME: its roles, its history and its tokens. Or delete one role, with --role.
 
     For namespaces that nothing uses any more, such as those of review apps. A new namespace of that name starts with
     token 1 again, so the fence no longer refuses old writers: make sure that there are none.
 
+    With --role: for a role that nothing uses any more. Its history, its jobs and the record of their runs are deleted.
+    Its last token is kept, so tokens go on growing if the role comes back, and the fence refuses old writers.
+
     \b
     tenure forget review-1234 --yes
+    tenure forget --role old-importer
+    tenure forget --role old-importer --namespace blue
     """
-    with Registry(url, namespace=name, schema=schema) as registry:
-        if not yes:
-            question = f"Delete namespace {name!r}, with {len(registry.roles())} roles and their tokens?"
-            if not click.confirm(without_password(question)):
-                sys.exit(1)
-        registry.forget()
-    click.echo(f"namespace {name!r} is deleted")
+    if (name is None) == (role is None):
+        raise click.UsageError("give either NAME, to delete a namespace, or --role, to delete a role of --namespace")
+    if name is not None and namespace is not None:
+        raise click.UsageError("--namespace goes with --role: give the namespace to delete as NAME only")
+    with Registry(url, namespace=namespace if name is None else name, schema=schema) as registry:
+        if role is not None:
+            info = registry.role(role)
+            _confirm(f"Delete role {role!r} of namespace {registry.namespace!r}, with {info.token} as last token?", yes)
+            registry.forget_role(role)
+            click.echo(f"role {role!r} of namespace {registry.namespace!r} is deleted; its last token is kept")
+        else:
+            _confirm(f"Delete namespace {name!r}, with {len(registry.roles())} roles and their tokens?", yes)
+            registry.forget()
+            click.echo(f"namespace {name!r} is deleted")
+
+
+def _confirm(question: str, yes: bool) -> None:
+    """Ask, unless the caller has said yes already; exit with 1 if the answer is no."""
+    if not yes and not click.confirm(without_password(question)):
+        sys.exit(1)

@@ -8,13 +8,12 @@ import click
 
 from tenure.cli import exit_codes
 from tenure.cli.options import as_json, database
-from tenure.cli.output import on_terminal, print_json
+from tenure.cli.output import console, on_terminal, print_json, printable
 from tenure.databases.doctor import Finding
 from tenure.reports import findings
 from tenure.settings import node_settings
 
 SHOWN = {"ok": ("ok  ", "green"), "warning": ("warn", "yellow"), "error": ("FAIL", "red")}
-INDENT = 6
 
 
 @click.command()
@@ -47,11 +46,29 @@ def doctor(
 
 
 def _print(found: list[Finding]) -> None:
-    """Print a line for each finding; on a terminal, the remedy on the next line."""
+    """Print a line for each finding; on a terminal, break it between words, and begin the remedy on a new line."""
+    if on_terminal():
+        _print_table(found)
+        return
     width = max(len(finding.check) for finding in found)
     for finding in found:
+        word, _ = SHOWN[finding.level]
+        remedy = f"; remedy: {finding.remedy}" if finding.remedy else ""
+        click.echo(f"{word}  {finding.check:{width}}  {finding.text}{remedy}")
+
+
+def _print_table(found: list[Finding]) -> None:
+    from rich.table import Table  # noqa: PLC0415 - slow to import, and only needed on a terminal
+    from rich.text import Text  # noqa: PLC0415
+
+    shown = Table.grid(padding=(0, 2, 0, 0))
+    shown.add_column(no_wrap=True)
+    shown.add_column(no_wrap=True)
+    shown.add_column(overflow="fold")
+    for finding in found:
         word, colour = SHOWN[finding.level]
-        remedy = f"remedy: {finding.remedy}" if finding.remedy else ""
-        between = "\n" + " " * (INDENT + width + 2) if on_terminal() else "; "
-        text = f"{finding.check:{width}}  {finding.text}" + (between + remedy if remedy else "")
-        click.echo(f"{click.style(word, fg=colour)}  {text}")
+        text = Text(printable(finding.text))
+        if finding.remedy:
+            text.append("\nremedy: ", style="bold").append(printable(finding.remedy))
+        shown.add_row(Text(word, style=colour), finding.check, text)
+    console().print(shown)

@@ -1,21 +1,28 @@
-"""The commands that show who leads: status, members, history, watch."""
+"""The commands that show who leads: status, members, history."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timezone
-from itertools import repeat
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any
 
 import click
 
-from tenure import Overview, Registry, RoleInfo
-from tenure.cli.options import Seconds, as_json, database
-from tenure.cli.output import Columns, on_terminal, one_line, print_json, printable, show, table, without_password
-from tenure.errors import StoreUnavailable
-from tenure.reports import Status, ago, short, with_gaps
+from tenure import MemberInfo, Registry, RoleInfo, WaitInfo
+from tenure.cli.options import as_json, database
+from tenure.cli.output import (
+    Columns,
+    console,
+    echo,
+    narrowed,
+    on_terminal,
+    print_json,
+    printable,
+    show,
+    without_password,
+)
+from tenure.durations import duration, exact
+from tenure.reports import HistoryRow, RoleDetail, Status, by_attention, last_terms, state_of_role
 
 ROLE_COLUMNS = {
     "ROLE": lambda role: role.role,
@@ -31,28 +38,55 @@ MEMBER_COLUMNS = {
     "PID": lambda member: member.pid,
     "VERSION": lambda member: member.version,
     "MODE": lambda member: f"{member.mode}, {member.takeover}",
-    "TTL": lambda member: f"{member.ttl:g} s",
+    "TTL": lambda member: exact(member.ttl),
     "RENEWED": lambda member: _renewed(member, member.overdue),
+}
+CANDIDATE_COLUMNS = {
+    "CANDIDATE": lambda candidate: candidate.name,
+    "HOST": lambda candidate: candidate.host,
+    "PID": lambda candidate: candidate.pid,
+    "TTL": lambda candidate: exact(candidate.ttl),
+    "RENEWED": lambda candidate: f"{duration(candidate.renewed_ago)} ago",
 }
 DETAILS = {**MEMBER_COLUMNS, "LEADS": lambda member: _few(member.leads), "ID": lambda member: member.member_id}
 
 
+MARKS = {
+    "overdue": ("✗", "bold red", "red"),
+    "vacant": ("○", "bold yellow", "yellow"),
+    "led": ("●", "bold green", ""),
+    "idle": ("·", "dim", "dim"),
+}
+SPARE = ("SINCE", "VERSION", "MODE", "PID", "CANDIDATES", "TTL")
+"""What a narrow terminal does not show, in this order, so that the names can be read."""
+LAST_TERMS = 5
+
+
 @click.command()
+@click.argument("role", required=False)
 @database
 @as_json
-def status(url: str | None, namespace: str | None, schema: str, *, json_: bool) -> None:
-    """Show every role and its leader, and every living member.
+def status(role: str | None, url: str | None, namespace: str | None, schema: str, *, json_: bool) -> None:
+    """Show every role and its leader, and every living member; or ROLE in detail.
 
-    The first command to run when you wonder who leads. An overdue leader has not renewed its lease within its TTL: it
-    is dead, paused or cut off, and no other node has taken over yet. If the nodes are waiting for something, such as
-    old leases after the promotion of a replica, the last lines say for what, and until when.
+    The first command to run when you wonder who leads. Roles that need attention come first: overdue ones, then those
+    without a leader that have candidates, those with a leader, and those without candidates. An overdue leader has not
+    renewed its lease within its TTL: it is dead, paused or cut off, and no other node has taken over yet. If the nodes
+    are waiting for something, such as old leases after the promotion of a replica, the last lines say for what, and
+    until when.
 
     \b
     tenure status
+    tenure status scheduler
     tenure status --url postgresql://localhost/app --json
     """
+    if role is not None and "://" in role:
+        raise click.UsageError("ROLE looks like a URL: give the database with --url")
     with Registry(url, namespace=namespace, schema=schema) as registry:
-        print_status(registry, json_=json_)
+        if role is None:
+            print_status(registry, json_=json_)
+        else:
+            _print_role(RoleDetail.of(registry, role, LAST_TERMS), json_=json_)
 
 
 def print_status(registry: Registry, *, json_: bool) -> None:
@@ -63,13 +97,70 @@ def print_status(registry: Registry, *, json_: bool) -> None:
     elif not overview.roles and not overview.members:
         click.echo(_nothing(registry, "roles and no members"), err=True)
     else:
-        show(overview.roles, ROLE_COLUMNS)
+        roles, members = by_attention(overview.roles), overdue_first(overview.members)
+        role_columns, member_columns = _fitting(roles, ROLE_COLUMNS), _fitting(members, MEMBER_COLUMNS)
+        show(roles, role_columns, mark_role)
         click.echo()
-        show(overview.members, MEMBER_COLUMNS)
-        for wait in overview.waits:
-            role = f"role {wait.role}: " if wait.role else ""
-            ends = when(wait.ends) if wait.ends else "not begun: start a node"
-            click.echo(printable(f"\nwaiting: {role}{wait.reason} (until {ends})"))
+        show(members, member_columns, mark_member)
+        _print_waits(overview.waits)
+        left_out = [name for name in (*ROLE_COLUMNS, *MEMBER_COLUMNS) if name not in {**role_columns, **member_columns}]
+        if left_out:
+            click.echo()
+            echo(f"too narrow for {', '.join(left_out)}: `tenure status ROLE` and `tenure members` show them", "dim")
+
+
+def _fitting(rows: Sequence[Any], columns: Columns) -> Columns:
+    """Return the columns that fit on the terminal; all of them if the output is not a terminal."""
+    return narrowed(rows, columns, SPARE, console().width) if on_terminal() else columns
+
+
+def _print_role(detail: RoleDetail, *, json_: bool) -> None:
+    if json_:
+        print_json(detail)
+        return
+    role, leader = detail.role, detail.role.leader
+    state = {
+        "overdue": "overdue: the leader has not renewed within its TTL",
+        "vacant": "without a leader",
+        "led": "led",
+        "idle": "without a leader and without candidates",
+    }[state_of_role(role)]
+    facts = {"role": role.role, "state": state, "leader": leader.name if leader else "-", "token": role.token}
+    if leader is not None:
+        facts["since"] = f"{when(leader.since)}, for {duration((detail.as_of - leader.since).total_seconds())}"
+        facts["renewed"] = f"{duration(leader.renewed_ago)} ago"
+    for label, value in facts.items():
+        echo(printable(f"{label:<9}{value}"), mark_role(role)[2] if label == "state" else "")
+    _print_waits(detail.waits)
+    if detail.candidates:
+        click.echo()
+        show(detail.candidates, CANDIDATE_COLUMNS)
+    if detail.terms:
+        click.echo()
+        show_terms(detail.terms, detail.as_of)
+
+
+def _print_waits(waits: list[WaitInfo]) -> None:
+    for wait in waits:
+        role = f"role {wait.role}: " if wait.role else ""
+        ends = when(wait.ends) if wait.ends else "not begun: start a node"
+        click.echo()
+        echo(printable(f"waiting: {role}{wait.reason} (until {ends})"), "yellow")
+
+
+def mark_role(role: RoleInfo) -> tuple[str, str, str]:
+    """Return the sign and the colours of a role."""
+    return MARKS[state_of_role(role)]
+
+
+def mark_member(member: MemberInfo) -> tuple[str, str, str]:
+    """Return the sign and the colours of a member."""
+    return MARKS["overdue" if member.overdue else "led"]
+
+
+def overdue_first(members: list[MemberInfo]) -> list[MemberInfo]:
+    """Return members in the order in which they joined, the overdue ones before all others."""
+    return sorted(members, key=lambda member: not member.overdue)
 
 
 @click.command()
@@ -89,14 +180,42 @@ def members(url: str | None, namespace: str | None, schema: str, *, json_: bool)
         print_rows(registry.members(), DETAILS, lambda: _nothing(registry, "members"), json_=json_)
 
 
-HISTORY_COLUMNS = {
-    "TOKEN": lambda line: line.token,
-    "LEADER": lambda line: line.name,
-    "BEGAN": lambda line: when(line.began),
-    "LASTED": lambda line: ago(((line.ended or datetime.now(timezone.utc)) - line.began).total_seconds()),
-    "ENDED": lambda line: line.reason or "goes on",
-    "GAP BEFORE": lambda line: "-" if line.gap is None else short(line.gap),
-}
+def show_terms(rows: list[HistoryRow], as_of: datetime) -> None:
+    """Print terms, newest first, and how the gaps between them are counted."""
+    columns: Columns = {
+        "TOKEN": lambda row: row.token,
+        "LEADER": lambda row: row.name,
+        "BEGAN": lambda row: _short(row.began) if on_terminal() else when(row.began),
+        "LASTED": lambda row: duration(row.lasted(as_of)),
+        "ENDED": lambda row: row.end(as_of),
+        "GAP BEFORE": _gap,
+    }
+    show(rows, columns, _mark_term)
+    if any(_gap(row).startswith("up to") for row in rows):
+        click.echo()
+        echo(
+            "up to: counted from the last sign of life of the term before. LASTED ends there, too: the leader died or "
+            "fell silent at that moment or later.",
+            "dim",
+        )
+
+
+def _short(moment: datetime) -> str:
+    """Return a moment without the year, if it is this year."""
+    return when(moment).removeprefix(f"{datetime.now().astimezone():%Y-}")
+
+
+def _gap(row: HistoryRow) -> str:
+    """Return how long the role was without a leader before a term; if the leader before died, how long at most."""
+    if row.silence is None or row.gap is None:
+        return "-"
+    return duration(row.gap) if row.silence == row.gap else f"up to {duration(row.silence)}"
+
+
+def _mark_term(row: HistoryRow) -> tuple[str, str, str]:
+    if row.ended is None:
+        return MARKS["led" if row.last_seen is None else "overdue"]
+    return " ", "", "yellow" if row.last_seen else ""
 
 
 @click.command()
@@ -109,103 +228,22 @@ def history(role: str, limit: int, url: str | None, namespace: str | None, schem
     """Show the terms of ROLE: who led, how long, and why each ended.
 
     Use this after an incident: a term that ended by `death` was a crash, and the gap before the next term says how long
-    the role was without a leader.
+    the role was without a leader. After a crash the gap counts from the leader's last sign of life, so it is the
+    longest that the role can have been without a leader. A leader that is silent, and that no node has ended yet, is
+    shown as such.
 
     \b
     tenure history scheduler
     tenure history scheduler --limit 5 --json
     """
     with Registry(url, namespace=namespace, schema=schema) as registry:
-        rows = with_gaps(registry.history(role, limit + 1))[:limit]
-        missing = f"role {role!r} has no terms in namespace {registry.namespace!r}"
-        print_rows(rows, HISTORY_COLUMNS, lambda: without_password(missing), json_=json_)
-
-
-@click.command()
-@click.option("--every", default=0.5, show_default=True, type=Seconds(0.1), help="Seconds between two readings.")
-@click.option("--count", type=click.IntRange(1), help="How many readings; endless by default.")
-@database
-def watch(every: float, count: int | None, url: str | None, namespace: str | None, schema: str) -> None:
-    """Show every role and its leader, live.
-
-    Use this during a deployment or a failover test. In a pipe it prints a line for each change. It goes on while the
-    database cannot be reached. Ctrl-C ends it.
-
-    \b
-    tenure watch
-    tenure watch | while read line; do notify-send "$line"; done
-    """
-    with Registry(url, namespace=namespace, schema=schema) as registry:
-        looks = _looks(registry, every, count)
-        if on_terminal():
-            _on_screen(looks)
-        else:
-            _as_lines(looks)
-
-
-def _looks(registry: Registry, every: float, count: int | None) -> Iterator[Overview | str]:
-    """Yield a reading each time, or a text while the database cannot be reached; raise if the first reading fails."""
-    yield registry.overview()
-    connected = True
-    for _ in repeat(None) if count is None else range(count - 1):
-        time.sleep(every)
-        try:
-            if not connected:
-                registry.connect()
-            look: Overview | str = registry.overview()
-            connected = True
-        except StoreUnavailable as error:
-            look = f"the database cannot be reached: {one_line(error)}"
-            connected = False
-        yield look
-
-
-def _on_screen(looks: Iterator[Overview | str]) -> None:
-    from rich.console import Group  # noqa: PLC0415 - only on a terminal
-    from rich.live import Live  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    with Live(screen=True, auto_refresh=False) as live:
-        shown: list[Any] = []
-        for look in looks:
-            moment = f"{datetime.now().astimezone():%H:%M:%S}"
-            if isinstance(look, Overview):
-                shown = [
-                    *_fitting(look.roles, ROLE_COLUMNS, (live.console.height - 4) // 2),
-                    *_fitting(look.members, MEMBER_COLUMNS, (live.console.height - 4) // 2),
-                ]
-                title = Text(f"{moment}  namespace {look.namespace}")
-            else:
-                title = Text(f"{moment}  {look}", style="bold red")
-            live.update(Group(title, *shown), refresh=True)
-
-
-def _fitting(rows: list[Any], columns: Columns, lines: int) -> list[Any]:
-    """Return a table that fits into ``lines``, and how many rows it leaves out."""
-    fit = max(1, lines - 3)
-    more = [f"… and {len(rows) - fit} more: `tenure status` shows all"] if len(rows) > fit else []
-    return ["", table(rows[:fit], columns), *more]
-
-
-AWAY = ""
-"""The key of the text about an unreachable database, in a dict that is keyed by role: no role has an empty name."""
-
-
-def _as_lines(looks: Iterator[Overview | str]) -> None:
-    """Print what has changed since the previous reading."""
-    known: dict[str, str] = {}
-    for look in looks:
-        roles = look.roles if isinstance(look, Overview) else []
-        lines = {role.role: _line(role) for role in roles}
-        if isinstance(look, str):
-            lines = {AWAY: look} | known  # a later text does not replace the first, so it is printed once
-        news = [line for role, line in lines.items() if known.get(role) != line]
-        if AWAY in known and AWAY not in lines:
-            news.insert(0, "the database is back")
-        for line in news:
-            click.echo(f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} {line}")
-        sys.stdout.flush()
-        known = lines
+        rows, as_of = last_terms(registry, role, limit), registry.overview().as_of
+    if json_:
+        print_json(rows)
+    elif rows:
+        show_terms(rows, as_of)
+    else:
+        click.echo(without_password(f"role {role!r} has no terms in namespace {registry.namespace!r}"), err=True)
 
 
 def print_rows(rows: Sequence[Any], columns: Columns, nothing: Callable[[], str], *, json_: bool) -> None:
@@ -218,13 +256,8 @@ def print_rows(rows: Sequence[Any], columns: Columns, nothing: Callable[[], str]
         click.echo(nothing(), err=True)
 
 
-def _line(role: RoleInfo) -> str:
-    leader = f"led by {role.leader.name}" if role.leader else "without a leader"
-    return printable(f"{role.role} token {role.token} {leader}") + (", which is overdue" if role.overdue else "")
-
-
 def _renewed(info: Any, overdue: bool) -> str:
-    return f"{ago(info.renewed_ago)} ago" + (", overdue" if overdue else "")
+    return f"{duration(info.renewed_ago)} ago" + (", overdue" if overdue else "")
 
 
 def _few(roles: tuple[str, ...]) -> str:

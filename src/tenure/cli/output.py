@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import re
@@ -16,9 +17,12 @@ from tenure.cli import exit_codes
 from tenure.errors import TenureError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 TABLE_ROWS = 500
+GAP = 2
+"""The spaces between two columns."""
 
 # Errors ------------------------------------------------------------------------------------------------------------
 
@@ -81,6 +85,18 @@ def without_password(text: str) -> str:
 Columns = dict[str, Callable[[Any], object]]
 """The columns of a table: each heading, and the function that returns the cell of a row."""
 
+Marks = Callable[[Any], tuple[str, str, str]]
+"""Returns, for a row, the sign before it, the style of the sign, and the style of the row."""
+
+NAMES = ("ROLE", "LEADER", "MEMBER", "CANDIDATE", "HOST", "LEADS", "ID", "JOB", "TABLE", "NAMESPACE", "NODE", "DUE",
+         "LAST", "OUTCOME", "STATE", "LEAKS", "ENDED", "GAP BEFORE")  # fmt: skip
+"""The columns that are made narrower if a table is too wide for the terminal."""
+
+
+def no_mark(_: Any) -> tuple[str, str, str]:
+    """Mark no row."""
+    return "", "", ""
+
 
 def on_terminal() -> bool:
     """Whether stdout is a terminal."""
@@ -94,12 +110,29 @@ def print_json(value: object) -> None:
     click.echo(to_json(value))
 
 
-def show(rows: Sequence[Any], columns: Columns) -> None:
+def console() -> Console:
+    """Return the terminal. It has no colours if NO_COLOR is set."""
+    from rich.console import Console  # noqa: PLC0415 - slow to import, and only needed on a terminal
+
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that is not in UTF-8 lacks some signs
+        sys.stdout.reconfigure(errors="replace")
+    return Console(highlight=False)
+
+
+def echo(text: str, style: str = "") -> None:
+    """Print a text; on a terminal, break its lines between words."""
+    if on_terminal():
+        from rich.text import Text  # noqa: PLC0415 - as above
+
+        console().print(Text(text, style=style))
+    else:
+        click.echo(text)
+
+
+def show(rows: Sequence[Any], columns: Columns, mark: Marks = no_mark) -> None:
     """Print rows as a table on a terminal; elsewhere, and if there are very many, as plain columns."""
     if on_terminal() and len(rows) <= TABLE_ROWS:
-        from rich.console import Console  # noqa: PLC0415 - slow to import, and only needed on a terminal
-
-        Console().print(table(rows, columns))
+        console().print(table(rows, columns, mark))
         return
     cells = _cells(rows, columns)
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -107,16 +140,36 @@ def show(rows: Sequence[Any], columns: Columns) -> None:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def table(rows: Sequence[Any], columns: Columns) -> Table:
-    """Return rows as a table for a terminal."""
+def narrowed(rows: Sequence[Any], columns: Columns, spare: Sequence[str], width: int) -> Columns:
+    """Return the columns without the first of the spare ones, as many as it takes to fit into the width."""
+    from rich.cells import cell_len  # noqa: PLC0415 - as above
+
+    cells = zip(columns, zip(columns, *_cells(rows, columns), strict=True), strict=True)
+    widths = {heading: max(map(cell_len, column)) + GAP for heading, column in cells}
+    for heading in spare:
+        # The last column has no gap after it, and the first one has a sign before it.
+        if sum(widths.values()) <= width:
+            break
+        widths.pop(heading, None)
+    return {heading: columns[heading] for heading in widths}
+
+
+def table(rows: Sequence[Any], columns: Columns, mark: Marks = no_mark, *, one_line: bool = False) -> Table:
+    """Return rows as a table for a terminal.
+
+    If the terminal is narrow, names are broken, and nothing else. ``one_line`` cuts them off instead.
+    """
     from rich.table import Table  # noqa: PLC0415 - as above
     from rich.text import Text  # noqa: PLC0415
 
     shown = Table(box=None, header_style="bold", pad_edge=False)
     for heading in columns:
-        shown.add_column(heading, overflow="fold")
-    for line in _cells(rows, columns):
-        shown.add_row(*(Text(cell) for cell in line))
+        shown.add_column(heading, overflow="fold", no_wrap=heading not in NAMES)
+    how: Any = {"no_wrap": True, "overflow": "ellipsis"} if one_line else {}
+    for row, (first, *others) in zip(rows, _cells(rows, columns), strict=True):
+        sign, colour, style = mark(row)
+        begin = Text.assemble((f"{sign} " if sign else "", colour), first, **how)
+        shown.add_row(begin, *(Text(cell, **how) for cell in others), style=style)
     return shown
 
 

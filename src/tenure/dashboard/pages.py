@@ -25,6 +25,7 @@ from tenure.dashboard.actions import Actions
 from tenure.dashboard.snapshot import Reader, Snapshot
 from tenure.dashboard.source import Source
 from tenure.dashboard.subjects import number
+from tenure.durations import duration, exact
 
 log = logging.getLogger("tenure.dashboard")
 
@@ -51,8 +52,8 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "ago": reports.ago,
-        "short": reports.short,
+        "duration": duration,
+        "exact": exact,
         "definition": reports.definition,
         "attempt": reports.attempt,
         "took": reports.took,

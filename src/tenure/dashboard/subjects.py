@@ -8,7 +8,7 @@ from typing import Any
 
 from tenure import Candidate, ConfigError, JobRecord, Overview, Registry, RunRecord, StoreUnavailable, WaitInfo
 from tenure.dashboard.snapshot import Read, Reader, Snapshot
-from tenure.reports import HistoryRow, with_gaps
+from tenure.reports import HistoryRow, last_terms
 
 TERMS = 100
 RUNS = 100
@@ -55,7 +55,7 @@ async def role(reader: Reader, name: str) -> RoleDetail:
         raise Unknown(f"namespace {latest.overview.namespace!r} has no role {name!r}")
 
     def read(registry: Registry) -> RoleDetail:
-        return RoleDetail(with_gaps(registry.history(name, TERMS + 1))[:TERMS], registry.candidates(name))
+        return RoleDetail(last_terms(registry, name, TERMS), registry.candidates(name))
 
     detail: RoleDetail = await _read(reader, ("role", name), read)
     return detail

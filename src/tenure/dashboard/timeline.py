@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tenure.reports import HistoryRow, ago, short
+from tenure.durations import duration
+from tenure.reports import HistoryRow
 
 SPANS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(weeks=1)}
 WIDTH, LEFT, RIGHT = 1000.0, 170.0, 10.0
@@ -76,7 +77,8 @@ def draw(rows: Sequence[HistoryRow], as_of: datetime, span: str) -> Timeline | N
     for row in shown:
         lane = row.name if row.name in alone else f"{len(names) - len(alone)} others"
         alive_until = row.last_seen or row.ended or as_of
-        bars.setdefault(lane, []).append(bar(row.began, alive_until, describe(row, as_of), now=row.ended is None))
+        goes_on = row.ended is None and row.last_seen is None
+        bars.setdefault(lane, []).append(bar(row.began, alive_until, describe(row, as_of), now=goes_on))
     lanes = [Lane(_fitting(name), TOP + LANE * number, bars[name]) for number, name in enumerate(bars)]
     gaps = [bar(*gap) for gap in _gaps(rows, as_of) if gap[1] >= since]
     ticks = [
@@ -91,8 +93,11 @@ def draw(rows: Sequence[HistoryRow], as_of: datetime, span: str) -> Timeline | N
 
 def describe(row: HistoryRow, as_of: datetime) -> str:
     """Return a sentence about a term."""
-    lasted = ago(((row.ended or as_of) - row.began).total_seconds())
-    end = f"ended after {lasted}: {row.reason}" if row.ended is not None else f"leads for {lasted}"
+    lasted = duration(row.lasted(as_of))
+    if row.ended is not None:
+        end = f"ended after {lasted}: {row.reason}"
+    else:
+        end = f"leads for {lasted}" if row.last_seen is None else f"led for {lasted}, {row.end(as_of)}"
     return f"{row.name}, token {row.token}, since {row.began:%Y-%m-%d %H:%M:%S} UTC, {end}"
 
 
@@ -100,12 +105,10 @@ def _gaps(rows: Sequence[HistoryRow], as_of: datetime) -> list[tuple[datetime, d
     """Return when nobody led, counted from the last sign of life of the leader before."""
     found = []
     for later, row in zip((None, *rows), rows, strict=False):
-        if row.ended is None or row.reason == "lapsed":
-            continue
         begin, end = row.last_seen or row.ended, as_of if later is None else later.began
-        if end > begin:
+        if begin is not None and row.reason != "lapsed" and end > begin:
             silent = f"since the last sign of life of {row.name}" if row.last_seen else f"since {row.name} gave up"
-            found.append((begin, end, f"no leader for up to {short((end - begin).total_seconds())}, {silent}"))
+            found.append((begin, end, f"no leader for up to {duration((end - begin).total_seconds())}, {silent}"))
     return found
 
 

@@ -21,6 +21,7 @@ from tenure.core.messages import Confirmed
 from tenure.databases.connecting import Connector
 from tenure.databases.guards import guarded_tables
 from tenure.databases.hosts import Host
+from tenure.durations import duration, exact
 from tenure.errors import ConfigError, StoreUnavailable, TenureError
 from tenure.settings import NodeSettings
 from tenure.store import migrations, statements, tables
@@ -202,7 +203,7 @@ def examine_server(connector: Any, session: Any, examination: Iterator[Finding])
 def round_trip(session: Session) -> tuple[float, Finding]:
     """Measure a round trip to the server; return the seconds, and the finding."""
     seconds = median_s(lambda: session.read(Step("select 1", {}))[0].rows, ROUND_TRIPS)
-    return seconds, ok("round trip", f"{milliseconds(seconds)}, the median of {ROUND_TRIPS}")
+    return seconds, ok("round trip", f"{duration(seconds)}, the median of {ROUND_TRIPS}")
 
 
 def tls(*, is_local: bool, is_encrypted: bool, remedy: str) -> Finding:
@@ -290,22 +291,22 @@ def namespace(case: Case) -> Iterator[Finding]:
     if row.made_on_a_promoted_server:
         text = (
             f"{name!r} is waiting: it was created on a promoted replica, which may have lost a namespace of that name; "
-            f"no node is elected before every lease of the lost one is over, {row.longest_lease:g} s after a node "
+            f"no node is elected before every lease of the lost one is over, {exact(row.longest_lease)} after a node "
             "first saw the new one"
         )
         yield warning("namespace", text, "start a node, and wait; or run `tenure init` in your deployment")
     elif row.line != server.line:
         text = (
             f"{name!r} is waiting: its tables came from another server (a promotion, a restored dump), and no node is "
-            f"elected before every lease given there is over, {largest_s:g} s after a node first saw this server"
+            f"elected before every lease given there is over, {exact(largest_s)} after a node first saw this server"
         )
         yield warning("namespace", text, "start a node, and wait")
     else:
-        yield ok("namespace", f"{name!r} is confirmed here; the largest permitted TTL is {largest_s:g} s")
+        yield ok("namespace", f"{name!r} is confirmed here; the largest permitted TTL is {exact(largest_s)}")
     yield from _promotion(name, row)
     if row.ripe_ttl < largest_s:
         text = f"the largest TTL of {name!r} was raised recently: until a node has seen the new one for 10 minutes"
-        yield ok("largest ttl", f"{text}, nodes join with at most {row.ripe_ttl:g} s")
+        yield ok("largest ttl", f"{text}, nodes join with at most {exact(row.ripe_ttl)}")
     if ttl_s > largest_s:
         text = f"ttl={ttl_s:g} is above the largest permitted in {name!r}, {largest_s:g}: nodes refuse to start"
         yield error("largest ttl", text, f"use a shorter TTL, or `tenure init --max-ttl {ttl_s:g}`")
@@ -332,8 +333,8 @@ def members(case: Case) -> Iterator[Finding]:
         if overdue(silent_s, ttl_ms):
             late = True
             text = (
-                f"{name!r} (process {pid} on {host}) is overdue: it renewed {silent_s:.1f} s ago, its TTL is "
-                f"{ttl_ms / 1000:g} s, and no node has ended it"
+                f"{name!r} (process {pid} on {host}) is overdue: it renewed {duration(silent_s)} ago, its TTL is "
+                f"{exact(ttl_ms / 1000)}, and no node has ended it"
             )
             remedy = (
                 "run the doctor again: a running node ends it within a TTL and takes its roles; if it is still listed, "
@@ -362,7 +363,7 @@ def guards(case: Case) -> Iterator[Finding]:
 def pace(settings: NodeSettings, round_trip_s: float) -> Finding:
     """Say whether the TTL leaves room for renewals that take as long as a round trip."""
     every_s = timing.renewal_interval(settings.ttl)
-    text = f"ttl={settings.ttl:g}: a renewal every {every_s:g} s, and a round trip takes {milliseconds(round_trip_s)}"
+    text = f"ttl={settings.ttl:g}: a renewal every {every_s:g} s, and a round trip takes {duration(round_trip_s)}"
     needed_s = max(1, round(4 * KEPT_RENEWALS * round_trip_s + 0.5))
     remedy = f"use a TTL of {needed_s} s or more, or a database that is nearer"
     if round_trip_s * 2 > every_s:
@@ -380,8 +381,3 @@ def median_s(call: Callable[[], object], times: int) -> float:
         call()
         taken.append(time.perf_counter() - before)
     return statistics.median(taken)
-
-
-def milliseconds(seconds: float) -> str:
-    """Return a short time as text."""
-    return f"{seconds * 1000:.1f} ms"

@@ -26,6 +26,7 @@ import anyio
 from tenure import AsyncNode, ConfigError, Elected, Event, LeaderChanged, Node, NodeClosed, TenureError
 from tenure.aio.bridge import run
 from tenure.clock import now
+from tenure.durations import duration
 from tenure.integrations import extra
 from tenure.settings import check_name, check_seconds
 
@@ -291,7 +292,7 @@ class _Health:
         elif not self._joined:
             problems.append("the node has not joined yet")
         elif renewed_ago > self._node.ttl:
-            problems.append(f"the lease was last renewed {renewed_ago:.1f} s ago")
+            problems.append(f"the lease was last renewed {duration(renewed_ago)} ago")
         services = [info for info in self._node.services() if info.role is None and info.state != "running"]
         return self._answer(*problems, *(f"service {info.name}: {info.state}" for info in services))
 

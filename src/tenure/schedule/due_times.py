@@ -18,8 +18,9 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
+from tenure.durations import exact
 from tenure.errors import ConfigError
-from tenure.schedule.durations import check_duration, duration_text
+from tenure.schedule.durations import check_duration
 
 SECOND_US = 1_000_000
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -104,7 +105,7 @@ class Interval(DueTimes):
 
     def explain(self) -> str:
         """Return the definition in words."""
-        return f"every {duration_text(self._step / SECOND_US)}"
+        return f"every {exact(self._step / SECOND_US)}"
 
 
 class Cron(DueTimes):

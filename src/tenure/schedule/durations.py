@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
+from tenure.durations import exact
 from tenure.errors import ConfigError
 
 Duration = str | float | timedelta
@@ -27,7 +28,7 @@ def check_duration(what: str, value: object, least_s: float) -> float:
             f"{what}={value!r} is not a duration: write a number and a unit (s, min, h or d), as in '5 min'"
         )
     if not least_s <= seconds <= LONGEST_S:
-        raise ConfigError(f"{what}={value!r} must be {duration_text(least_s)} to {duration_text(LONGEST_S)}")
+        raise ConfigError(f"{what}={value!r} must be {exact(least_s)} to {exact(LONGEST_S)}")
     return seconds
 
 
@@ -41,11 +42,3 @@ def _seconds(value: object) -> float | None:
         unit = SPELLINGS.get(unit.removesuffix("s"), unit)
         return float(match[1]) * SECONDS[unit] if unit in SECONDS else None
     return None
-
-
-def duration_text(seconds: float) -> str:
-    """Return a duration in the largest unit that divides it: ``"5 min"``."""
-    for unit, size in reversed(SECONDS.items()):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g} {unit}"
-    return f"{seconds:g} s"

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tenure.core import timing
+from tenure.durations import exact
 from tenure.errors import ConfigError, StoreUnavailable
 from tenure.store import migrations, records, statements
 from tenure.store.control import confirmed
@@ -82,13 +83,13 @@ def waits(tables: Tables) -> list[WaitInfo]:
     waiting = []
     if row.line != server.line and not row.lacks_nothing(row, server):
         why = "a promotion may have lost" if row.made_on_a_promoted_server else "another server may have given"
-        reason = f"no node is elected before every lease that {why} is over: {timing.silence(row.longest_lease):g} s"
+        reason = f"no node is elected before every lease that {why} is over: {exact(timing.silence(row.longest_lease))}"
         waiting.append(WaitInfo(reason, None, _later(first, timing.silence(row.longest_lease), now)))
     if row.ripe_ttl < row.max_ttl:
         ((since, _),) = limit_set.rows
         reason = (
-            f"the largest TTL was raised to {row.max_ttl:g} s: until a node has seen that for "
-            f"{timing.RIPENS_AFTER_S / 60:g} minutes, nodes join with {row.ripe_ttl:g} s at most"
+            f"the largest TTL was raised to {exact(row.max_ttl)}: until a node has seen that for "
+            f"{exact(timing.RIPENS_AFTER_S)}, nodes join with {exact(row.ripe_ttl)} at most"
         )
         waiting.append(WaitInfo(reason, None, _later(since, timing.RIPENS_AFTER_S * (1 + timing.DRIFT), now)))
     for role, _, id_, name, _, renewed, ttl_ms, at, _ in roles.rows:

@@ -114,7 +114,7 @@ class TermRecord:
     reason: str | None
     last_seen: datetime | None = None
     """The last sign of life of a leader that died or fell silent: its last renewal. None for other reasons, and where
-    it is not known any more. ``ended`` is when its death was noticed."""
+    it is not known any more. ``ended`` is when its death was noticed: None as long as no node has noticed it."""
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def candidates(tables: Tables, role: str) -> list[Candidate]:
 def history(tables: Tables, role: str, limit: int) -> list[TermRecord]:
     """Return the last terms of ``role``, newest first. A term whose end was not recorded ended when the next began."""
     records: list[TermRecord] = []
-    for token, member_id, name, began, ended, recorded, renewed in _read(
+    for token, member_id, name, began, ended, recorded, renewed, ttl_ms, now in _read(
         tables, statements.HISTORY, role=role, limit=limit
     ):
         end, reason = (time_of(ended) if ended is not None else None), recorded
@@ -277,7 +277,8 @@ def history(tables: Tables, role: str, limit: int) -> list[TermRecord]:
             if after.member_id == member_id and recorded != "resigned":
                 reason = "lapsed"
             reason = reason or "superseded"
-        known = renewed is not None and reason in FOUND_BY_OTHERS
+        silent = end is None and renewed is not None and overdue(seconds_between(renewed, now), ttl_ms)
+        known = renewed is not None and (silent or reason in FOUND_BY_OTHERS)
         seen = max(time_of(renewed), time_of(began)) if known else None
         records.append(TermRecord(role, token, member_id, name, time_of(began), end, reason, seen))
     return records

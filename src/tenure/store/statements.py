@@ -293,25 +293,37 @@ order by m.joined_at, m.id
 HISTORY = """
 select t.token, t.member_id, t.member_name, t.began_at,
        coalesce(t.ended_at, t.resigned_at, m.ended_at),
-       coalesce(t.end_reason, case when t.resigned_at is not null then 'resigned' end, m.end_reason), m.renewed_at
+       coalesce(t.end_reason, case when t.resigned_at is not null then 'resigned' end, m.end_reason),
+       m.renewed_at, m.ttl_ms, {now}
 from {terms} t left join {members} m on m.id = t.member_id
 where t.namespace = :namespace and t.role = :role
 order by t.token desc limit :limit
 """
 
+FORGOTTEN = "forgotten"
+"""What stands in ``reserved_for`` of a role that an operator has forgotten. No member has that id."""
+
 CLOCK = """
 select {now}
 """
 
-ROLES = """
+ROLES = (
+    """
 select r.name, r.token, m.id, m.name, coalesce(t.began_at, m.joined_at), m.renewed_at, m.ttl_ms, {now},
        (select count(*) from {candidates} c join {members} s on s.id = c.member_id and s.ended_at is null
         where c.namespace = r.namespace and c.role = r.name)
 from {roles} r
 left join {terms} t on t.namespace = r.namespace and t.role = r.name and t.token = r.token
 left join {members} m on m.id = r.holder and m.ended_at is null and t.resigned_at is null
-where r.namespace = :namespace order by r.name
+where r.namespace = :namespace
+  and (r.reserved_for is null or r.reserved_for <> '"""
+    + FORGOTTEN
+    + """' or exists (
+      select 1 from {candidates} c join {members} s on s.id = c.member_id and s.ended_at is null
+      where c.namespace = r.namespace and c.role = r.name))
+order by r.name
 """
+)
 
 MEMBERS = """
 select id, name, host, pid, version, sentinel_key, takeover, ttl_ms, joined_at, renewed_at, {now}
@@ -413,26 +425,3 @@ update {meta} set value = {greatest}(:oldest, case when exists (
 A promotion that is being waited for came before the word, so the word must not shorten that wait. Releases before
 version 6 do not know the word, and begin terms by commits whose wait for the replica was cancelled: they are refused
 as long as a namespace has it."""
-
-FORGET_ROLES = (
-    "delete from {runs} where namespace = :namespace",
-    "delete from {jobs} where namespace = :namespace",
-    "delete from {candidates} where namespace = :namespace",
-    "delete from {terms} where namespace = :namespace",
-    "delete from {roles} where namespace = :namespace",
-)
-
-SHUT_OUT = {
-    "postgresql": ("set local lock_timeout = '50ms'", "lock table {members} in share row exclusive mode"),
-    "mysql": ("select id from {members} where namespace = :namespace for update",),
-    "sqlite": (),
-}
-"""Wait for members that are joining, and let no member join before the transaction ends.
-
-A row that is not there yet cannot be locked. PostgreSQL locks the table, at the end of the transaction, since renewals
-wait meanwhile. MariaDB, in REPEATABLE READ, locks the gap in the index. SQLite locks the file, from the beginning."""
-
-FORGET_MEMBERS = (
-    "delete from {members} where namespace = :namespace",
-    "delete from {namespaces} where name = :namespace",
-)

@@ -12,6 +12,7 @@ import click
 
 from tenure.cli.demo.replica import Failure, Replica, listen
 from tenure.clock import now
+from tenure.durations import duration
 from tenure.errors import StoreUnavailable
 
 Tone = Literal["plain", "good", "bad"]
@@ -94,8 +95,8 @@ class Scenario:
         at, successor, since = self.strike(leader, "killed", signal.SIGKILL)
         left = leader.until - since
         if left <= 0:
-            raise Failure(f"{successor.name} led {_took(since - at)} after the kill, when the lease was over anyway")
-        measured = f"{_took(since - at)} after kill -9, with {left:.1f} s of the lease left"
+            raise Failure(f"{successor.name} led {duration(since - at)} after the kill, when the lease was over anyway")
+        measured = f"{duration(since - at)} after kill -9, with {left:.1f} s of the lease left"
         self.claim("a takeover does not wait for the lease", measured)
         self.write(successor)
         self.pause(3)
@@ -107,7 +108,7 @@ class Scenario:
         at, successor, since = self.strike(leader, "frozen", signal.SIGSTOP)
         if since < leader.until:
             raise Failure(f"{successor.name} led before the lease of {leader.name} was over")
-        self.claim("a frozen leader is replaced after its lease", f"{_took(since - at)} after SIGSTOP")
+        self.claim("a frozen leader is replaced after its lease", f"{duration(since - at)} after SIGSTOP")
         self.write(successor)
         self.pause(2)
         leader.ask("read")  # the request waits in the pipe: the process answers it first when it wakes
@@ -136,8 +137,8 @@ class Scenario:
         if successor is not other:
             raise Failure(f"{leader.name} handed over to {other.name}, but {successor.name} was elected")
         if since >= until:
-            raise Failure(f"{other.name} led {_took(since - at)} after the request, when the lease was over anyway")
-        self.claim("a hand-over does not wait for the lease", f"{_took(since - at)} after the request")
+            raise Failure(f"{other.name} led {duration(since - at)} after the request, when the lease was over anyway")
+        self.claim("a hand-over does not wait for the lease", f"{duration(since - at)} after the request")
         self.write(successor)
         self.pause(2)
 
@@ -158,7 +159,9 @@ class Scenario:
         spans = sorted((*span, replica.name) for replica in self._replicas for span in replica.terms.values())
         for (_, last, name), (first, _, other) in itertools.pairwise(spans):
             if first < last:
-                raise Failure(f"{name} and {other} read is_leader as True at the same time, for {_took(last - first)}")
+                raise Failure(
+                    f"{name} and {other} read is_leader as True at the same time, for {duration(last - first)}"
+                )
 
     # Steps of the scenes -----------------------------------------------------------------------------------------
 
@@ -207,7 +210,7 @@ class Scenario:
                     raise Failure(f"the token did not grow: {token} after {max(known)}")
                 self._tokens.append(token)
                 since = replica.terms[token][0]
-                took = "" if after is None else f", {_took(since - after)} later"
+                took = "" if after is None else f", {duration(since - after)} later"
                 self._output.event(since, replica.name, f"leads, with token {token}{took}", "good")
                 self.unmoved()
                 return replica, since
@@ -245,7 +248,3 @@ class Scenario:
     def claim(self, claim: str, measured: str) -> None:
         """Note a claim that has come true."""
         self._claims.append((claim, measured))
-
-
-def _took(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -13,11 +13,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tenure.databases import doctor
-from tenure.databases.doctor import Checks, Finding, error, milliseconds, ok, one_line, run_checks, warning
+from tenure.databases.doctor import Checks, Finding, error, ok, one_line, run_checks, warning
 from tenure.databases.sqlite.connect import SqliteConnector
 from tenure.databases.sqlite.filesystem import DatabaseFile, file_id, may_write, network_file_system
 from tenure.databases.sqlite.sentinel import REMEDY, UNSUPPORTED, FileSentinel, is_supported
 from tenure.databases.sqlite.session import SqliteSession
+from tenure.durations import duration
 from tenure.settings import NodeSettings
 from tenure.store.session import Failed, Step
 
@@ -154,7 +155,7 @@ def _write(case: Case) -> Iterator[Finding]:
         text = f"failed after {case.settings.renew_every:g} s of waiting: {one_line(failure)}"
         yield error("write", text, "end the process that keeps the file locked (`fuser` names it)")
         return
-    yield ok("write", f"{milliseconds(write_s)}, the median of {WRITES}")
+    yield ok("write", f"{duration(write_s)}, the median of {WRITES}")
     yield doctor.pace(case.settings, write_s)
 
 

@@ -29,6 +29,7 @@ from tenure.databases.sqlite.connect import SqliteConnector
 from tenure.databases.sqlite.filesystem import DatabaseFile
 from tenure.databases.sqlite.sentinel import LockedFiles, is_free
 from tenure.databases.sqlite.session import SqliteSession
+from tenure.durations import duration
 from tenure.store.control import ControlStore
 from tenure.store.session import Failed, Gone
 
@@ -67,7 +68,7 @@ class FileUse:
         if left > 0:
             raise Failed(
                 f"another file was at {str(file.path)!r} before, and a node that uses it may still lead: waiting at "
-                f"most {left:.1f} s until that node has noticed"
+                f"most {duration(left)} until that node has noticed"
             )
 
     def keep(self) -> None:

@@ -1,0 +1,174 @@
+"""``tenure watch``: who leads, live: on a terminal as a screen, in a pipe as a line for each change, or as JSON."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import repeat
+from typing import Any
+
+import click
+
+from tenure import Overview, Registry, RoleInfo
+from tenure.cli.inspect import MEMBER_COLUMNS, ROLE_COLUMNS, SPARE, mark_member, mark_role, overdue_first
+from tenure.cli.options import Seconds, database
+from tenure.cli.output import Columns, Marks, console, narrowed, on_terminal, one_line, printable, table
+from tenure.errors import StoreUnavailable
+from tenure.reports import Reading, by_attention, state_of_role, to_json
+
+HEADING = 1
+"""The lines above the rows of a table."""
+
+
+@click.command()
+@click.option("--every", default=0.5, show_default=True, type=Seconds(0.1), help="Seconds between two readings.")
+@click.option("--count", type=click.IntRange(1), help="How many readings; endless by default.")
+@database
+@click.option("--json", "json_", is_flag=True, help="Print JSON: a line for each reading.")
+def watch(every: float, count: int | None, url: str | None, namespace: str | None, schema: str, *, json_: bool) -> None:
+    """Show every role and its leader, live.
+
+    Use this during a deployment or a failover test. Roles that need attention come first, as in `tenure status`. If not
+    all of them fit, it says how many are left out. In a pipe it prints a line for each change. It goes on while the
+    database cannot be reached. Ctrl-C ends it.
+
+    \b
+    tenure watch
+    tenure watch | while read line; do notify-send "$line"; done
+    tenure watch --json --every 5 | jq --unbuffered '.roles[] | select(.overdue)'
+    """
+    with Registry(url, namespace=namespace, schema=schema) as registry:
+        looks = _looks(registry, every, count)
+        if json_:
+            _as_json(looks, registry.namespace)
+        elif on_terminal():
+            _on_screen(looks)
+        else:
+            _as_lines(looks)
+
+
+def _looks(registry: Registry, every: float, count: int | None) -> Iterator[Overview | str]:
+    """Yield a reading each time, or a text while the database cannot be reached; raise if the first reading fails."""
+    yield registry.overview()
+    connected = True
+    for _ in repeat(None) if count is None else range(count - 1):
+        time.sleep(every)
+        try:
+            if not connected:
+                registry.connect()
+            look: Overview | str = registry.overview()
+            connected = True
+        except StoreUnavailable as error:
+            look = f"the database cannot be reached: {one_line(error)}"
+            connected = False
+        yield look
+
+
+def _on_screen(looks: Iterator[Overview | str]) -> None:
+    from rich.console import Group  # noqa: PLC0415 - only on a terminal
+    from rich.live import Live  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    with Live(console=console(), screen=True, auto_refresh=False) as live:
+        shown: list[Any] = []
+        for look in looks:
+            moment = f"{datetime.now().astimezone():%H:%M:%S}"
+            if isinstance(look, Overview):
+                title = Text(f"{moment}  {_summary(look)}", style="bold", no_wrap=True, overflow="ellipsis")
+                shown = _tables(look, live.console.width, live.console.height - 1)
+            else:
+                title = Text(f"{moment}  {look}", style="bold red")
+            live.update(Group(title, *shown), refresh=True)
+
+
+def _summary(look: Overview) -> str:
+    states = [state_of_role(role) for role in look.roles]
+    troubles = [f"{states.count(state)} {state}" for state in ("overdue", "vacant") if state in states]
+    roles = _count(len(look.roles), "role") + (f" ({', '.join(troubles)})" if troubles else "")
+    return printable(f"namespace {look.namespace}: {roles}, {_count(len(look.members), 'member')}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def _tables(look: Overview, width: int, lines: int) -> list[Any]:
+    """Return the roles and the members, as far as they fit into so many lines.
+
+    If there are too many of both, the members have a third of the lines. A role has a line even if no member has one.
+    """
+    roles, members = by_attention(look.roles), overdue_first(look.members)
+    lines -= 2  # an empty line before each table
+    for_roles, for_members = len(roles) + HEADING, len(members) + HEADING
+    if for_roles + for_members > lines:
+        for_members = min(for_members, max(lines // 3, lines - for_roles))
+        for_roles = max(lines - for_members, min(lines, HEADING + 2))
+        for_members = lines - for_roles
+    return [
+        *_part(_with_led(roles, for_roles), ROLE_COLUMNS, mark_role, width, for_roles, "role: tenure status"),
+        *_part(members, MEMBER_COLUMNS, mark_member, width, for_members, "member: tenure members"),
+    ]
+
+
+def _fit(rows: list[Any], lines: int) -> int:
+    """Return how many rows fit into the lines, below a heading and above the line that counts the others."""
+    return len(rows) if len(rows) + HEADING <= lines else lines - HEADING - 1
+
+
+def _with_led(roles: list[RoleInfo], lines: int) -> list[RoleInfo]:
+    """Return the roles in another order if none of those that fit is led: then the last of these is led."""
+    last = max(0, _fit(roles, lines) - 1)
+    led = next((role for role in roles if state_of_role(role) == "led"), None)
+    if led is None or led in roles[: last + 1]:
+        return roles
+    others = [role for role in roles if role is not led]
+    return [*others[:last], led, *others[last:]]
+
+
+def _part(rows: list[Any], columns: Columns, mark: Marks, width: int, lines: int, rest: str) -> list[Any]:
+    """Return a table that fits, an empty line before it, and how many rows it leaves out."""
+    from rich.text import Text  # noqa: PLC0415 - only on a terminal
+
+    if not rows or lines < 1:
+        return []
+    what, _, command = rest.partition(":")
+    fit = _fit(rows, lines)
+    if fit < 1:
+        return ["", Text(f"{_count(len(rows), what)}:{command}", style="dim")]
+    shown, left = rows[:fit], len(rows) - fit
+    more = [Text(f"{_count(left, f'more {what}')}:{command}", style="dim")] if left else []
+    return ["", table(shown, narrowed(shown, columns, SPARE, width), mark, one_line=True), *more]
+
+
+def _as_json(looks: Iterator[Overview | str], namespace: str) -> None:
+    """Print each reading as a line of JSON."""
+    for look in looks:
+        click.echo(to_json(Reading.of(namespace, look), None))
+
+
+AWAY = ""
+"""The key of the text about an unreachable database, in a dict that is keyed by role: no role has an empty name."""
+
+
+def _as_lines(looks: Iterator[Overview | str]) -> None:
+    """Print what has changed since the previous reading."""
+    known: dict[str, str] = {}
+    for look in looks:
+        roles = look.roles if isinstance(look, Overview) else []
+        lines = {role.role: _line(role) for role in roles}
+        if isinstance(look, str):
+            lines = {AWAY: look} | known  # a later text does not replace the first, so it is printed once
+        news = [line for role, line in lines.items() if known.get(role) != line]
+        if AWAY in known and AWAY not in lines:
+            news.insert(0, "the database is back")
+        for line in news:
+            click.echo(f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} {line}")
+        sys.stdout.flush()
+        known = lines
+
+
+def _line(role: RoleInfo) -> str:
+    leader = f"led by {role.leader.name}" if role.leader else "without a leader"
+    return printable(f"{role.role} token {role.token} {leader}") + (", which is overdue" if role.overdue else "")
