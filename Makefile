@@ -24,6 +24,7 @@ COUNT ?= 20
 FAULT ?= switchover
 DATABASE ?= postgres
 TAKEOVER ?= instant
+PORT ?= 8000
 
 export PYTHON FACADE VERSIONS
 unexport PYTHONDONTWRITEBYTECODE  # the tests start thousands of processes: let none of them compile everything anew
@@ -48,7 +49,7 @@ BIN   := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo screens unit test check computing simulate explore torture failovers kills forgotten bench lint format types wheel docs clean system-packages
+.PHONY: help demo screens unit test check computing simulate explore torture failovers kills forgotten bench lint format types wheel docs cli-reference site docs-serve clean system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-16s %s\n", $$1, $$2 }' Makefile
@@ -122,8 +123,16 @@ types: $(READY) ## check the types, also those of the examples and of the public
 wheel: $(READY) ## build the wheel, install it into an empty environment, and elect a leader there
 	scripts/wheel-check
 
-docs: $(READY) ## write the pages that are made from the program itself
+docs: cli-reference site ## write docs/cli.md, and build the website into build/site
+
+cli-reference: $(READY) ## write docs/cli.md from the commands' own help
 	$(BIN)/python scripts/cli-reference
+
+site: $(READY) ## build the website into build/site; a warning, a broken link or a foreign request is an error
+	PYTHONPATH=. $(BIN)/python -m scripts.website
+
+docs-serve: docs ## show the website on loopback, at PORT
+	PYTHONPATH=. $(BIN)/python -m scripts.website --serve $(PORT)
 
 clean: ## remove everything that make has made
 	rm -rf .venv .tools build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
