@@ -80,9 +80,11 @@ check: ## run everything that a change must pass
 	$(MAKE) demo
 
 # The torture mostly waits. This has what it leaves of the processors.
-computing: ## check the types and the wheel, and run every test that computes rather than waits
+# The website without `make cli-reference`: a test is to find that docs/cli.md is out of date.
+computing: ## check the types, the wheel and the website, and run every test that computes rather than waits
 	$(MAKE) types
 	$(MAKE) wheel
+	$(MAKE) site
 	$(MAKE) test WORKERS=2 ARGS="--dist load -m computing"
 
 simulate: $(READY) ## run SEEDS simulated histories with faults, or the one of SEED again
@@ -139,10 +141,10 @@ clean: ## remove everything that make has made
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # PostgreSQL, MariaDB, a pooler, `ip` for networks that can be cut, a clock for servers, Prometheus's `promtool`, what a
-# Patroni cluster needs, and a browser.
+# Patroni cluster needs, a reverse proxy for the dashboard, and a browser.
 system-packages: ## install the servers that the tests start, where they are missing (on Debian, as root)
 	@scripts/system-packages postgresql mariadb-server-core pgbouncer iproute2 faketime prometheus etcd-server haproxy \
-		chromium chromium-driver
+		nginx-light chromium chromium-driver
 
 $(READY): pyproject.toml uv.lock scripts/bootstrap
 	@scripts/bootstrap

@@ -14,16 +14,16 @@ from django.conf import settings
 import tenure
 
 GROUPS = {
-    "Node, election, term": "tenure: Node Election Term Transaction",
-    "Async": "tenure: AsyncNode AsyncElection AsyncTerm AsyncTransaction",
-    "Schedule": "tenure: Schedule Run",
-    "Registry and records": "tenure: Registry Overview RoleInfo LeaderInfo MemberInfo Candidate TermRecord WaitInfo JobRecord "
+    "Node, election, term": "Node Election Term Transaction",
+    "Async": "AsyncNode AsyncElection AsyncTerm AsyncTransaction",
+    "Schedule": "Schedule Run",
+    "Registry and records": "Registry Overview RoleInfo LeaderInfo MemberInfo Candidate TermRecord WaitInfo JobRecord "
     "RunRecord GuardedTable",
-    "Events": "tenure: Event Elected Suspended Resumed Deposed LeaderChanged",
-    "Errors": "tenure: TenureError ConfigError StoreUnavailable PoolerDetected WaitTimeout NodeClosed NotCommitted "
+    "Events": "Event Elected Suspended Resumed Deposed LeaderChanged",
+    "Errors": "TenureError ConfigError StoreUnavailable PoolerDetected WaitTimeout NodeClosed NotCommitted "
     "NotLeader LeadershipLost Fenced Unfenced",
-    "Measures": "tenure: NodeStats RoleStats JobStats Latency ServiceInfo",
-    "SQL": "tenure: fence_sql guard_sql tables_sql translate_unfenced",
+    "Measures": "NodeStats RoleStats JobStats Latency ServiceInfo",
+    "SQL": "fence_sql guard_sql tables_sql translate_unfenced",
 }
 """The names of `tenure` itself, by page. A test checks that none is missing."""
 
@@ -62,8 +62,7 @@ def write(folder: Path) -> None:
     folder.mkdir()
     named = {title: f"tenure-{title.split(',')[0].split()[0].lower()}" for title in GROUPS}
     for title, names in GROUPS.items():
-        module, _, wanted = names.partition(": ")
-        text = "\n".join(_directive(module, name) for name in wanted.split())
+        text = "\n".join(_directive("tenure", name) for name in names.split())
         (folder / f"{named[title]}.md").write_text(f"# {title}\n\n{EXAMPLES}{text}")
     for module in MODULES:
         text = "\n".join(_directive(module, name) for name in names_of(module))

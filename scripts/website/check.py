@@ -26,7 +26,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._style = tag == "style"
+        self._style = self._style or tag == "style"
         attributes = {name.removeprefix("xlink:"): value or "" for name, value in attrs}
         self.names.update(attributes[name] for name in ("id", "name") if name in attributes)
         # These two tell a search engine where a page is, and are not fetched.
@@ -43,7 +43,7 @@ class Page(HTMLParser):
                 self.links.append(value)
 
     def handle_endtag(self, tag: str) -> None:
-        self._style = False
+        self._style = self._style and tag != "style"
 
     def handle_data(self, data: str) -> None:
         if self._style:

@@ -65,12 +65,12 @@ PICTURES = (".png", ".svg")
 def write(repository: Path, folder: Path) -> None:
     """Write the pages and what they show into a folder that does not exist yet."""
     shutil.copytree(repository / "docs", folder, ignore=shutil.ignore_patterns("README.md"))
-    places = _places(repository)
-    for page, place in places.items():
+    everywhere = places(repository)
+    for page, place in everywhere.items():
         if page == "README.md":
             continue
         target = folder / place
-        text = _with_links(repository, folder, page, places)
+        text = with_links(repository, folder, page, everywhere)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
     api.write(folder / "api")
@@ -78,22 +78,23 @@ def write(repository: Path, folder: Path) -> None:
         front.write(_navigation(folder))
 
 
-def _places(repository: Path) -> dict[str, str]:
+def places(repository: Path) -> dict[str, str]:
     """Return where the website has each page of the repository."""
     own = [path.relative_to(repository).as_posix() for path in sorted(repository.glob("docs/**/*.md"))]
     return {**{page: page.removeprefix("docs/") for page in own}, **ELSEWHERE}
 
 
 def _navigation(folder: Path) -> str:
+    titles = {"overview": "All pages <overview>"}  # on GitHub it is the README of a folder
     parts = [
         "\n".join(["", "```{toctree}", ":hidden:", f":caption: {theme}", "", *present, "```", ""])
         for theme, names in NAVIGATION.items()
-        if (present := [name for name in names if (folder / f"{name}.md").exists()])
+        if (present := [titles.get(name, name) for name in names if (folder / f"{name}.md").exists()])
     ]
     return "\n".join(parts)
 
 
-def _with_links(repository: Path, folder: Path, page: str, places: dict[str, str]) -> str:
+def with_links(repository: Path, folder: Path, page: str, places: dict[str, str]) -> str:
     """Return the text of a page, with each relative link as the website has it."""
 
     def changed(link: re.Match[str]) -> str:
