@@ -35,7 +35,7 @@ html_copy_source = False
 html_show_copyright = False
 html_use_index = True
 highlight_language = "none"  # a block without a language is a drawing or an output
-pygments_style = "github-light"
+pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "github-dark"
 html_theme_options = {"top_of_page_buttons": [], "light_css_variables": {"color-code-background": "#f6f8fa"}}
 
