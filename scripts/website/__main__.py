@@ -1,6 +1,6 @@
 """Build the website from the pages of the repository, and check it: python -m scripts.website (or `make site`).
 
-`build/pages` holds the pages as Sphinx reads them, `build/site` the website. Whatever Sphinx warns of is an error.
+`build/pages` holds the pages as Sphinx reads them, `build/site` is the website. Whatever Sphinx warns of is an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sphinx.cmd.build import main as sphinx
 from scripts.website import check, pages
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SOURCE, SITE = REPOSITORY / "build" / "pages", REPOSITORY / "build" / "site"
+BUILD = REPOSITORY / "build"
 
 
 MENDED = {
@@ -40,25 +40,26 @@ def mend(site: Path) -> None:
         page.write_text(text)
 
 
-def build() -> int:
-    shutil.rmtree(SITE, ignore_errors=True)
-    shutil.rmtree(SOURCE, ignore_errors=True)
-    pages.write(REPOSITORY, SOURCE)
+def build(into: Path) -> int:
+    source, site = into / "pages", into / "site"
+    shutil.rmtree(site, ignore_errors=True)
+    shutil.rmtree(source, ignore_errors=True)
+    pages.write(REPOSITORY, source)
     # A new environment each time: Sphinx keeps the pages that it has read, and does not repeat what it warned of there.
-    told = ["-b", "html", "-c", str(Path(__file__).parent), "-d", str(REPOSITORY / "build" / "doctrees"), "-E"]
-    code = sphinx([*told, "--fail-on-warning", "--quiet", str(SOURCE), str(SITE)])
+    told = ["-b", "html", "-c", str(Path(__file__).parent), "-d", str(into / "doctrees"), "-E"]
+    code = sphinx([*told, "--fail-on-warning", "--quiet", str(source), str(site)])
     if code:
         return code
-    mend(SITE)
-    faults = check.faults(SITE)
+    mend(site)
+    faults = check.faults(site)
     print(*faults, sep="\n", end="\n" if faults else "", file=sys.stderr)
-    print(f"{SITE.relative_to(REPOSITORY)}: {len([*SITE.rglob('*.html')])} pages, {len(faults)} faults")
+    print(f"{site}: {len([*site.rglob('*.html')])} pages, {len(faults)} faults")
     return 1 if faults else 0
 
 
-def serve(port: int) -> None:
+def serve(site: Path, port: int) -> None:
     """Show what was built, on loopback only."""
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=SITE)
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
         print(f"http://127.0.0.1:{server.server_port}/  (Ctrl-C ends it)", flush=True)
         try:
@@ -72,10 +73,11 @@ def main() -> int:
     parser.add_argument(
         "--serve", type=int, metavar="PORT", help="build nothing, and show what was built (0: any port)"
     )
+    parser.add_argument("--into", type=Path, default=BUILD, metavar="FOLDER", help="where to build (default: build)")
     options = parser.parse_args()
     if options.serve is None:
-        return build()
-    serve(options.serve)
+        return build(options.into)
+    serve(options.into / "site", options.serve)
     return 0
 
 

@@ -13,10 +13,9 @@ import pytest
 
 from tests.dashboard.browser import chromium, look, violations
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(400), pytest.mark.xdist_group("website")]
 
 ROOT = Path(__file__).parents[2]
-SITE = ROOT / "build" / "site"
 PAGES = ["index.html", "tutorial.html", "explanation/comparison.html", "api/index.html"]
 
 
@@ -26,10 +25,13 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def address():
-    if not (SITE / "search.html").exists():
-        subprocess.run([sys.executable, "-m", "scripts.website"], cwd=ROOT, check=True)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=SITE)) as server:
+def address(tmp_path_factory):
+    built = ROOT / "build" / "site"
+    if not built.exists():
+        into = tmp_path_factory.mktemp("website")
+        subprocess.run([sys.executable, "-m", "scripts.website", "--into", str(into)], cwd=ROOT, check=True)
+        built = into / "site"
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=built)) as server:
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
         yield f"http://127.0.0.1:{server.server_port}/"
