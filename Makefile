@@ -25,6 +25,7 @@ COUNT ?= 20
 FAULT ?= switchover
 DATABASE ?= postgres
 TAKEOVER ?= instant
+PORT ?= 8000
 
 export PYTHON FACADE VERSIONS
 unexport PYTHONDONTWRITEBYTECODE  # the tests start thousands of processes: let none of them compile everything anew
@@ -55,7 +56,7 @@ BIN   := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo screens unit test check computing simulate explore torture failovers kills forgotten bench lint format types wheel docs clean system-packages
+.PHONY: help demo screens unit test check computing simulate explore torture failovers kills forgotten bench lint format types wheel docs cli-reference site docs-serve clean system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-16s %s\n", $$1, $$2 }' Makefile
@@ -86,9 +87,11 @@ check: ## run everything that a change must pass
 	$(MAKE) demo
 
 # The torture mostly waits. This has what it leaves of the processors.
-computing: ## check the types and the wheel, and run every test that computes rather than waits
+# The website without `make cli-reference`: a test is to find that docs/cli.md is out of date.
+computing: ## check the types, the wheel and the website, and run every test that computes rather than waits
 	$(MAKE) types
 	$(MAKE) wheel
+	$(MAKE) site
 	$(MAKE) test WORKERS=2 ARGS="--dist load -m computing"
 
 simulate: $(READY) ## run SEEDS simulated histories with faults, or the one of SEED again
@@ -129,18 +132,26 @@ types: $(READY) ## check the types, also those of the examples and of the public
 wheel: $(READY) ## build the wheel, install it into an empty environment, and elect a leader there
 	scripts/wheel-check
 
-docs: $(READY) ## write the pages that are made from the program itself
+docs: cli-reference site ## write docs/cli.md, and build the website into build/site
+
+cli-reference: $(READY) ## write docs/cli.md from the commands' own help
 	$(BIN)/python scripts/cli-reference
+
+site: $(READY) ## build the website into build/site; a warning, a broken link or a foreign request is an error
+	PYTHONPATH=. $(BIN)/python -m scripts.website
+
+docs-serve: docs ## show the website on loopback, at PORT
+	PYTHONPATH=. $(BIN)/python -m scripts.website --serve $(PORT)
 
 clean: ## remove everything that make has made
 	rm -rf .venv .tools build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # PostgreSQL, MariaDB, a pooler, `ip` for networks that can be cut, a clock for servers, Prometheus's `promtool`, what a
-# Patroni cluster needs, and a browser.
+# Patroni cluster needs, a reverse proxy for the dashboard, a browser, and terminals.
 system-packages: ## install the servers that the tests start, where they are missing (on Debian, as root)
 	@scripts/system-packages postgresql mariadb-server-core pgbouncer iproute2 faketime prometheus etcd-server haproxy \
-		chromium chromium-driver tmux
+		nginx-light chromium chromium-driver tmux
 
 $(READY): pyproject.toml uv.lock scripts/bootstrap
 	@scripts/bootstrap
