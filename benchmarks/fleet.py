@@ -22,8 +22,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import tenure
 from benchmarks.guards import cpu_s
 from tenure.core import messages
 from tenure.core.evidence import Evidence
@@ -36,7 +39,9 @@ LOOKS = 200
 RENEWALS = 100
 MANY_ROLES = 100_000
 BATCH = 5_000
-ROUNDS = 3
+ROUNDS = 5
+SETTLED_S = 3.0
+REST_S = 10.0
 LED_WITHIN_S = 300
 SETTINGS = {"max_connections": 600, "shared_buffers": "256MB"}
 _MEMBERS = """
@@ -157,19 +162,18 @@ def renewal_cost(desk: Desk, *, thorough: bool) -> Cost:
 # Real nodes ----------------------------------------------------------------------------------------------------------
 
 
-def tell_when_it_leads(election: Any) -> None:
-    election.wait()
-    print("lead", time.monotonic(), flush=True)
+def tell_when_it_leads(node: Any) -> None:
+    for term in node.terms("r"):
+        print("lead", time.monotonic(), flush=True)
+        term.wait_lost()
 
 
 def stand(nodes: int) -> None:
-    """Be a process with some nodes: print "ready", and when one of them leads, "lead" and the time."""
-    import tenure
-
+    """Be a process with some nodes: print "ready", and whenever one of them leads, "lead" and the time."""
     with contextlib.ExitStack() as stack:
         for number in range(nodes):
             node = stack.enter_context(tenure.Node(os.environ["TENURE_URL"], name=f"{os.getpid()}-{number}"))
-            threading.Thread(target=tell_when_it_leads, args=[node.election("r")], daemon=True).start()
+            threading.Thread(target=tell_when_it_leads, args=[node], daemon=True).start()
         print("ready", time.monotonic(), flush=True)
         sys.stdin.read()
 
@@ -178,6 +182,7 @@ class Host:
     """A process with some nodes."""
 
     def __init__(self, url: str, nodes: int) -> None:
+        self.nodes = nodes
         command = [sys.executable, __file__, "stand", str(nodes)]
         self.process = subprocess.Popen(
             command, env={**os.environ, "TENURE_URL": url}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -186,12 +191,12 @@ class Host:
         os.set_blocking(self.process.stdout.fileno(), False)
         self.said = b""
 
-    def hear(self, word: str) -> float | None:
-        """Return when the process last said the word, if it has."""
+    def hear(self, word: str, after: float) -> float | None:
+        """Return when the process first said the word after that time, if it has."""
         assert self.process.stdout
         self.said += self.process.stdout.read() or b""
-        times = [line.split()[1] for line in self.said.decode().splitlines() if line.startswith(f"{word} ")]
-        return float(times[-1]) if times else None
+        times = [float(line.split()[1]) for line in self.said.decode().splitlines() if line.startswith(f"{word} ")]
+        return min((at for at in times if at > after), default=None)
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -202,30 +207,94 @@ def wait_for(hosts: list[Host], word: str, after: float, number: int = 1) -> tup
     """Wait until some processes have said a word; return the first of them, and when."""
     until = time.monotonic() + LED_WITHIN_S
     while time.monotonic() < until:
-        said = [(host, at) for host in hosts if (at := host.hear(word)) is not None and at > after]
+        said = [(host, at) for host in hosts if (at := host.hear(word, after)) is not None]
         if len(said) >= number:
             return min(said, key=lambda each: each[1])
-        time.sleep(0.002)
+        time.sleep(0.01)
     raise TimeoutError(f"no {word!r} within {LED_WITHIN_S} s")
 
 
-def failovers_ms(url: str, processes: int, nodes: int) -> list[float]:
-    """Kill the process whose node leads, again and again; return how long it took until another one led."""
-    hosts = [Host(url, nodes) for _ in range(processes)]
+class Fleet(NamedTuple):
+    """How many processes there are, by the number of their nodes, and how many nodes the one has that is killed."""
+
+    hosts: tuple[int, ...]
+    victim: int
+
+
+LARGE = (*[1] * 10, *[10] * 19)
+FLEETS = (Fleet((1, 1, 1), 1), Fleet((10, 10, 10), 10), Fleet(LARGE, 1), Fleet(LARGE, 10))
+"""A process that is killed takes all of its nodes along. So a small and a large fleet are compared by the number of
+nodes that die, too."""
+
+
+class Rest(NamedTuple):
+    """What one node costs while nothing happens, each second."""
+
+    node_ms: float
+    """The processor time of its own threads."""
+    server_ms: float
+    """The processor time of the server."""
+    requests: float
+    """The transactions on the server."""
+
+
+def rest(server: PostgresServer, url: str, hosts: list[Host]) -> Rest:
+    """Measure the fleet for a while in which nothing happens."""
+
+    def measured() -> tuple[float, float, float]:
+        with connected(url, autocommit=True) as connection:
+            row = connection.execute("select xact_commit + xact_rollback from pg_stat_database where datname = "
+                                     "current_database()").fetchone()  # fmt: skip
+        assert row
+        backends = sum(cpu_s(child.pid) for child in psutil.Process(server.pid).children())
+        return sum(cpu_s(host.process.pid) for host in hosts), backends, float(row[0])
+
+    before = measured()
+    time.sleep(REST_S)
+    nodes = sum(host.nodes for host in hosts)
+    own, servers, requests = (now - then for now, then in zip(measured(), before, strict=True))
+    return Rest(own * 1000 / REST_S / nodes, servers * 1000 / REST_S / nodes, requests / REST_S / nodes)
+
+
+def hand_over(url: str, hosts: list[Host], nodes: int) -> Host:
+    """Let a node of a process with so many nodes lead; return the process."""
+    with tenure.Registry(url) as registry:
+        leader = registry.roles()[0].leader
+        assert leader
+        by_pid = {str(host.process.pid): host for host in hosts}
+        leads = by_pid[leader.name.partition("-")[0]]
+        if leads.nodes == nodes:
+            return leads
+        heir = next(host for host in hosts if host.nodes == nodes)
+        after = registry.resign("r", to=f"{heir.process.pid}-0", timeout=60)
+        assert after
+        assert after.name == f"{heir.process.pid}-0"
+        return heir
+
+
+def failovers(server: PostgresServer, fleet: Fleet) -> tuple[list[float], Rest]:
+    """Kill the process whose node leads, again and again; return how many ms passed until another one led."""
+    url = server.create_database()
+    hosts: list[Host] = []
     try:
-        wait_for(hosts, "ready", 0.0, processes)
-        leader, _ = wait_for(hosts, "lead", 0.0)
+        for nodes in fleet.hosts:
+            hosts.append(Host(url, nodes))
+            # One after the other: processes that start at once slow each other down, and their nodes lapse.
+            wait_for(hosts, "ready", 0.0, len(hosts))
+        wait_for(hosts, "lead", 0.0)
+        time.sleep(SETTLED_S)
+        cost = rest(server, url, hosts)
         took = []
         for _ in range(ROUNDS):
-            time.sleep(3)
+            leader = hand_over(url, hosts, fleet.victim)
+            time.sleep(SETTLED_S)
             killed_at = time.monotonic()
             leader.kill()
             hosts.remove(leader)
-            hosts.append(Host(url, nodes))
-            leader, led_at = wait_for(hosts, "lead", killed_at)
-            took.append((led_at - killed_at) * 1000)
-            wait_for(hosts, "ready", 0.0, processes)
-        return took
+            took.append((wait_for(hosts, "lead", killed_at)[1] - killed_at) * 1000)
+            hosts.append(Host(url, fleet.victim))
+            wait_for(hosts, "ready", 0.0, len(hosts))
+        return took, cost
     finally:
         for host in hosts:
             host.kill()
@@ -246,10 +315,15 @@ def main() -> None:
             for who, cost in renewal_costs(server.create_database(), MANY_ROLES).items():
                 print(f"renewal with {MANY_ROLES} roles, {who}: {cost.ms:.3f} ms, {cost.bytes:.0f} bytes")
         else:
-            for processes, nodes in ((3, 1), (20, 10)):
-                took = failovers_ms(server.create_database(), processes, nodes)
-                middle = statistics.median(took)
-                print(f"{processes * nodes} nodes: failover {middle:.0f} ms (largest {max(took):.0f}) of {ROUNDS}")
+            for each in FLEETS:
+                took, cost = failovers(server, each)
+                middle, largest = statistics.median(took), max(took)
+                print(
+                    f"{sum(each.hosts)} nodes, {each.victim} died: failover {middle:.0f} ms (largest {largest:.0f}) of "
+                    f"{ROUNDS}; at rest per node and second: {cost.node_ms:.1f} ms in its process, "
+                    f"{cost.server_ms:.1f} ms on the server, {cost.requests:.2f} transactions",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -247,6 +247,27 @@ def test_leader_resumes_its_term_on_a_promoted_replica_that_lacks_nothing(replic
         assert new_token == TIMELINE_2
 
 
+def test_strict_leader_takes_its_role_at_once_on_a_promoted_replica(replica, tmp_path):
+    """The replica lacks its election, and nobody else is elected there before the largest TTL has passed (R22)."""
+    name = make_database(replica.primary)
+    with Cluster(replica.url_of_both(name), tmp_path, ttl=20, takeover="strict") as cluster:
+        cluster.make_ledger()
+        tenure_registry.Registry(replica.primary.url(name)).create()
+        replica.catch_up()
+        replica.cut_off()
+        cluster.start(3)
+        leader, token = cluster.wait_for_leader()
+        promoting_ns = promote(cluster, replica)
+        again, new_token = cluster.wait_for_leader(token)
+        assert again is leader
+        assert new_token == TIMELINE_2
+        took_s = (cluster.elected_at(new_token) - promoting_ns) / 1e9
+        print(f"led again {took_s:.2f} s after the promotion")
+        assert took_s < 15, "the others wait for 20 s at least"
+        leader.tell("write")
+        assert [written for _, written in cluster.ledger()] == [new_token]
+
+
 def test_promoted_replica_that_lacks_nothing_is_trusted_at_once(replica):
     """Even if the namespace's largest TTL is an hour, and nobody is left who could resume."""
     name = make_database(replica.primary)

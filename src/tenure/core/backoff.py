@@ -32,11 +32,15 @@ class Backoff:
         """How many failures there were in a row."""
         return self._failures
 
+    def drawn(self) -> float:
+        """Return a random number from 0 to 1."""
+        return self.chance.random() if self.chance is not None else 0.0
+
     def failed(self, now: float) -> float:
         """Pause after one more failure; return when to try again."""
         pause_s = min(self.longest_s, self.first_s * 2**self._failures)
         if self.chance is not None:
-            pause_s *= 0.5 + 0.5 * self.chance.random()
+            pause_s *= 0.5 + 0.5 * self.drawn()
         # Bounded, because the power would overflow in a node that fails for days.
         self._failures = min(self._failures + 1, 10)
         self.at = now + pause_s

@@ -50,6 +50,11 @@ class Confirmation:
         return self.confirmed.line == self.server.line
 
     @property
+    def floor(self) -> int:
+        """The lowest token that may be issued on the current server."""
+        return self.confirmed.base + self.server.floor
+
+    @property
     def confirm_at(self) -> float:
         """When every lease that may have been given elsewhere is over, counted from the first sight of this server."""
         if self.trusted:

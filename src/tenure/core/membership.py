@@ -79,6 +79,8 @@ class Membership:
         self.orphans: list[str] = []
         """Earlier memberships whose rows may still be live. The next join ends them."""
         self.renew_at = timing.LONG_AGO
+        self._planned = timing.LONG_AGO
+        """When the next renewal is due if nothing calls for an earlier one."""
         self._lapsed = True
         self._ttl = ttl
         self._renew_every = renew_every
@@ -128,15 +130,22 @@ class Membership:
     def begin(self, member: Member, server: Server) -> None:
         """Record the row that was inserted."""
         self.row = Row(member, server)
+        self._planned = timing.NEVER
         self.step(PhaseEvent.JOINED)
 
-    def extend(self, sent: float, kept_back: float) -> None:
-        """Extend trust, counted from ``sent``, the moment before the request was sent, and not from its answer."""
+    def extend(self, sent: float, kept_back: float, chance: float) -> None:
+        """Extend trust, counted from ``sent``, the moment before the request was sent, and not from its answer.
+
+        A notification can make every node renew at once, and a deployment can make them join at once. So after an early
+        renewal, and after joining, ``chance`` (from 0 to 1) decides when the next one is due: otherwise all of them
+        would renew at the same moment from then on.
+        """
         assert self.row is not None
         until = sent + timing.trust(self.ttl) - min(kept_back, self.most_kept_back)
         self.row.trusted_until = max(self.row.trusted_until, until)
         self._lapsed = False
-        self.renew_at = sent + self.renew_every
+        early = sent < self._planned
+        self.renew_at = self._planned = sent + self.renew_every * ((1 + chance) / 2 if early else 1)
 
     def expire(self, now: float) -> bool:
         """Return whether trust has run out just now."""

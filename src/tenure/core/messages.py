@@ -59,6 +59,12 @@ class Server:
         """The lowest token of this timeline. It exceeds all earlier ones, some of which a promoted replica may lack."""
         return (self.timeline - 1) * 2**40
 
+    def follows(self, before: Server | Confirmed) -> bool:
+        """Whether this is a promoted replica of a server on the line ``before``."""
+        system, _, timeline = before.incarnation.rpartition(":")
+        promoted = self.incarnation.rpartition(":")[0] == system and 0 < int(timeline or 0) < self.timeline
+        return promoted and before.place == self.place
+
     @property
     def unconfirmed(self) -> str:
         """An incarnation of this system that no server ever has: timelines begin at 1."""
@@ -94,9 +100,7 @@ class Confirmed:
 
     def lacks_nothing(self, before: Server | Confirmed, server: Server) -> bool:
         """Whether the tables of this server have everything that was acknowledged on the line ``before`` (R17)."""
-        system, _, timeline = before.incarnation.rpartition(":")
-        promoted = server.incarnation.rpartition(":")[0] == system and 0 < int(timeline or 0) < server.timeline
-        return self.loses_nothing and promoted and before.place == server.place
+        return self.loses_nothing and server.follows(before)
 
     @property
     def longest_lease(self) -> float:
@@ -134,6 +138,8 @@ class Sighting:
     sentinel_stands: bool
     looks: bool = True
     """Whether it looks at other members itself. A candidate of ``tenure.manual`` does not."""
+    holds: bool = True
+    """Whether it holds a role."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +155,8 @@ class Verdict:
     renewals: int | None = None
     epoch: int | None = None
     server_start: str | None = None
+    urgent: bool = True
+    """Whether the member holds a role, which other nodes may wait for."""
 
 
 @dataclass(frozen=True)
@@ -295,6 +303,9 @@ class Acquire:
     """Roles to take although they are reserved for another member, because that member has had its time."""
     patient: bool = False
     """Whether to wait for locked rows for a moment. Otherwise they are skipped."""
+    claim: bool = False
+    """Whether the node led these roles when it met this promoted server (R22): what the rows say about earlier holders
+    does not count, and only a token of this timeline keeps the node from taking a role."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import random
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from tenure.core import messages, timing
@@ -177,15 +178,19 @@ class NodeProtocol:
         roles, confirmation, leaders = self.roles, self._confirmation, self._leaders
         server, confirmed = confirmation.server, confirmation.confirmed
         acquire_at = retry if confirmation.trusted else NEVER
+        acquire = partial(roles.acquire_request, me, self.settings.name, confirmation.floor)
         requests: tuple[tuple[float, Callable[[], messages.ControlRequest]], ...] = (
             (self._membership.renew_at, lambda: roles.renew_request(me, now)),
-            (retry if self._watch.verdicts else NEVER, self._end),
+            (retry if self._watch.urgent else NEVER, lambda: self._watch.end_request(me, server.line, urgent=True)),
             (retry if roles.unregistered or roles.withdrawn else NEVER, lambda: roles.stand_request(me)),
             (max(retry, roles.vacate_at), lambda: roles.vacate_request(me)),
             (max(retry, confirmation.confirm_at), lambda: messages.Confirm(confirmed, server)),
             (max(retry, confirmation.ripe_at), lambda: messages.Ripen(confirmed)),
-            (acquire_at if roles.wanted else NEVER, self._acquire),
-            (max(acquire_at, roles.busy_until) if roles.busy else NEVER, self._acquire),
+            (NEVER if confirmation.trusted else max(retry, roles.claim_at), partial(acquire, claim=True)),
+            (acquire_at if roles.wanted else NEVER, acquire),
+            (max(acquire_at, roles.busy_until) if roles.busy else NEVER, acquire),
+            # Members that held nothing come after the roles that are vacant now.
+            (retry if self._watch.verdicts else NEVER, lambda: self._watch.end_request(me, server.line)),
             (max(retry, leaders.ask_at), leaders.request),
             (self._tidy_at, messages.Tidy),
         )
@@ -306,27 +311,22 @@ class NodeProtocol:
         member = replace(row.member, key=None if row.member.key is None else self._chance.getrandbits(31))
         return messages.Resume(member, self._confirmation.server, row.epoch, row.server.incarnation)
 
-    def _end(self) -> messages.End:
-        line = self._confirmation.server.line
-        verdicts = [verdict for verdict in self._watch.verdicts.values() if verdict.line == line]
-        return messages.End(self._membership.member.id, tuple(verdicts))
-
-    def _acquire(self) -> messages.Acquire:
-        floor = self._confirmation.confirmed.base + self._confirmation.server.floor
-        return self.roles.acquire_request(self._membership.member.id, self.settings.name, floor)
-
     # The answers -----------------------------------------------------------------------------------------------
 
     def _opened(self, request: messages.Open, opened: messages.Opened, now: float) -> None:
         self._connection.is_open = True
         self._connection.sentinels = self.settings.sentinels and opened.sentinels
         self._confirmation.see(opened.server, opened.confirmed, now)
-        self.roles.connected(now)
+        self.roles.connected(opened.server, now)
         row = self._membership.row
         if row is None:
             return
         if row.server.line != opened.server.line:
             if not opened.confirmed.lacks_nothing(row.server, opened.server):
+                # While this node's trust is valid, no other node leads, whatever the server lacks (R22). A node with a
+                # sentinel is in doubt now, and trusts nothing: others may have had proof of its death.
+                claims = self._membership.trusts(now) and opened.server.follows(row.server)
+                self.roles.claims = set(self.roles.holding) if claims else set()
                 self._over(EndReason.REPLACED)
             else:
                 self._carry_over()
@@ -352,7 +352,7 @@ class NodeProtocol:
             return
         membership.orphans = [orphan for orphan in membership.orphans if orphan not in request.replaces]
         membership.begin(request.member, request.server)
-        membership.extend(self._connection.sent, self.stop_within)
+        membership.extend(self._connection.sent, self.stop_within, self._chance.random())
         self._connection.reopen.longest_s = min(LONGEST_PAUSE_S, self.ttl / 20)
         self.roles.start_over()
         self._watch.look_at_once = True
@@ -370,7 +370,7 @@ class NodeProtocol:
                 self.roles.unregistered.update(self.roles.standing)
             membership.row.member, membership.row.server = request.member, request.server
         resumed = membership.step(PhaseEvent.RESUMED)
-        membership.extend(self._connection.sent, self.stop_within)
+        membership.extend(self._connection.sent, self.stop_within, self._chance.random())
         if standing.confirmed:
             self._confirmation.see(self._confirmation.server, standing.confirmed, now)
         before = set(self.roles.holding.items())

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from tenure.core.messages import Acquire, Acquired, Held, Renew, Stand, Vacancy, Vacate
+from tenure.core.messages import Acquire, Acquired, Held, Renew, Server, Stand, Vacancy, Vacate
 from tenure.core.timing import LONG_AGO, NEVER, RETRY_S, server_patience, silence
 from tenure.events import Deposed, Elected, EndReason, Event
 
@@ -39,9 +39,12 @@ class Roles:
         self.wanted: set[str] = set()
         self.busy: list[str] = []
         self.busy_until = LONG_AGO
+        self.claims: set[str] = set()
+        """Roles that the node led when it met a promoted server, and may take there before any other node (R22)."""
         self.unregistered: set[str] = set()
         """Roles that the node stands for, but whose candidacy the current membership has not written yet."""
         self.withdrawn: set[str] = set()
+        self._server: Server | None = None
         self._ttl = ttl
         self._news = news
         self.untold: set[str] = set()
@@ -73,6 +76,7 @@ class Roles:
             self.standing.discard(role)
             self.unregistered.discard(role)
             self.wanted.discard(role)
+            self.claims.discard(role)
             self.withdrawn.add(role)
 
     def resign(self, role: str, now: float, to: str | None = None) -> None:
@@ -104,8 +108,12 @@ class Roles:
         self.read_all_at = LONG_AGO
         self.unregistered = set(self.standing)
 
-    def connected(self, now: float) -> None:
+    def connected(self, server: Server, now: float) -> None:
         """Read all roles with each renewal, until no request can take effect that waits on an older connection."""
+        # What the node led when it met another server says nothing about this one.
+        if self._server != server:
+            self._server = server
+            self.claims.clear()
         self.read_all_at = LONG_AGO
         self._read_all_until = now + server_patience(self._ttl)
 
@@ -132,6 +140,11 @@ class Roles:
         return min((at for role, (_, _, at) in self._vacating.items() if role not in self.working), default=NEVER)
 
     @property
+    def claim_at(self) -> float:
+        """When to try for the roles that the node led when it met this server."""
+        return self.busy_until if self.claims else NEVER
+
+    @property
     def given_up(self) -> tuple[tuple[str, int], ...]:
         """The terms (role and token) that were resigned and are not vacated in the database yet."""
         return tuple(sorted((role, token) for role, (token, _, _) in self._vacating.items()))
@@ -150,8 +163,13 @@ class Roles:
         role, (token, to, _) = min(idle, key=lambda item: item[1][2])
         return Vacate(me, role, token, to)
 
-    def acquire_request(self, me: str, name: str, floor: int) -> Acquire:
-        """Return what to acquire: all wanted roles in one batch; if there are none, one busy role with a short wait."""
+    def acquire_request(self, me: str, name: str, floor: int, *, claim: bool = False) -> Acquire:
+        """Return what to acquire: all wanted roles in one batch; if there are none, one busy role with a short wait.
+
+        With ``claim``: the roles that the node led when it met this server.
+        """
+        if claim:
+            return Acquire(me, name, tuple(sorted(self.claims)), floor, claim=True)
         patient = not self.wanted
         roles = self.busy[:1] if patient else sorted(self.wanted)
         unreserved = tuple(sorted(self._unreserved.intersection(roles)))
@@ -169,6 +187,8 @@ class Roles:
         """Process the answer to an Acquire request: which roles were acquired, and which are busy."""
         self.wanted.difference_update(request.roles)
         self._unreserved.difference_update(request.roles)
+        if request.claim:
+            self.claims.difference_update(set(request.roles).difference(answer.busy))
         self.busy = [role for role in self.busy if role not in request.roles]
         self.busy.extend(role for role in answer.busy if role in self.standing)
         self.busy_until = now + RETRY_S
@@ -258,6 +278,7 @@ class Roles:
             self.holding[role] = token
             # If the term was adopted, an attempt may still be planned. It would replace the term without an event.
             self.wanted.discard(role)
+            self.claims.discard(role)
             self.busy = [other for other in self.busy if other != role]
             self._stand_back.pop(role, None)
             self._reservations.pop(role, None)

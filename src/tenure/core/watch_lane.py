@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tenure.core import messages, timing
 from tenure.core.backoff import Backoff
-from tenure.core.evidence import Evidence
+from tenure.core.evidence import TURN_S, Evidence
 from tenure.core.roles import LOOKED_AT
 
 SOON_S = 4 * timing.RETRY_S
@@ -26,8 +26,15 @@ class WatchLane:
         self._open = False
         self._evidence = Evidence()
         self._slice_s = timing.SLICE_S
-        self._vacancy_swept_at = timing.LONG_AGO
+        self._spread = 0.0
+        self._sweep_at = timing.NEVER
+        """When to try for a role that a look has shown as vacant."""
         self._unblock_at = timing.LONG_AGO
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a member is to be ended that holds a role."""
+        return any(verdict.urgent for verdict in self.verdicts.values())
 
     @property
     def settled(self) -> bool:
@@ -50,7 +57,7 @@ class WatchLane:
         if me is None:
             return timing.NEVER
         # A fallen sentinel is only a suspicion until the server has accepted a fresh connection.
-        if self._evidence.suspects:
+        if self._evidence.due:
             return messages.Knock(self._evidence.server_start)
         if self.evictions:
             return messages.Evict(self.evictions)
@@ -60,6 +67,7 @@ class WatchLane:
         if self.look_at_once or self._evidence.reach_grew:
             return messages.Look(me, None, 0.0, reach, wanted)
         seconds = SOON_S if busy else max(SOON_S, self._evidence.silence_due - now)
+        seconds = min(seconds, max(0.0, min(self._evidence.next_due, self._sweep_at) - now))
         return messages.Look(me, self._evidence.predecessor_key, min(seconds, self._slice_s), reach, wanted)
 
     def answer(
@@ -75,7 +83,8 @@ class WatchLane:
         if isinstance(answer, messages.Watching):
             self._open = True
             self.look_at_once = True
-            self._evidence = Evidence()
+            self._spread = self._retry.drawn()
+            self._evidence = Evidence(self._spread)
         elif isinstance(request, messages.Look) and isinstance(answer, messages.Looked) and me is not None:
             # A look that was under way when the node joined, or stood for one more role, does not count.
             if request.member_id == me and (len(request.roles) == LOOKED_AT or {*wanted} <= {*request.roles}):
@@ -99,6 +108,11 @@ class WatchLane:
             self._open = False
             self._evidence = Evidence()
 
+    def end_request(self, me: str, line: str, *, urgent: bool = False) -> messages.End:
+        """Return which members to end: all, or those that hold a role."""
+        verdicts = (v for v in self.verdicts.values() if v.line == line and (v.urgent or not urgent))
+        return messages.End(me, tuple(verdicts))
+
     def ended(self, request: messages.End, ended: messages.Ended, line: str) -> None:
         """Process the answer to an End request: which members were ended.
 
@@ -114,9 +128,12 @@ class WatchLane:
         self._slice_s = looked.slice_s
         self._judge(self._evidence.look(looked, me, now))
         if not looked.vacancy:
-            self._vacancy_swept_at = timing.LONG_AGO
-        elif now >= self._vacancy_swept_at + SOON_S:
-            self._vacancy_swept_at = now
+            self._sweep_at = timing.NEVER
+        # The node that ended the last holder, or was told, is about to take the role: the others leave it a moment.
+        elif self._sweep_at == timing.NEVER:
+            self._sweep_at = now + TURN_S * (1 + self._spread)
+        elif now >= self._sweep_at:
+            self._sweep_at = now + SOON_S
             return True
         return False
 

@@ -120,7 +120,7 @@ class ControlStore:
 
     def _join(self, request: messages.Join) -> messages.Joined:
         for orphan in request.replaces:
-            self._tell("vacant", orphan)
+            self._tell("vacant", orphan, where=self._step(statements.HOLDS, id=orphan))
             self.session.run(self._step(statements.END_SELF, id=orphan, reason="replaced"))
         self.release()
         member = request.member
@@ -209,7 +209,7 @@ class ControlStore:
         marks = (
             self._step(statements.MARK_RESIGNED, id=me, role=role, token=token) for role, token in request.given_up
         )
-        self._tell("vacant", me)
+        self._tell("vacant", me, where=self._step(statements.HOLDS, id=me))
         self.session.run(*marks, self._step(statements.END_SELF, id=me, reason="left"))
         self.release()
         return messages.Done()
@@ -281,6 +281,7 @@ class ControlStore:
         Lock, then decide: a later statement sees what was committed before the locks were granted.
         """
         lock = statements.LOCK_PATIENTLY if request.patient else statements.LOCK_FREE
+        take = statements.CLAIM if request.claim else statements.TAKE
         with self.session.transaction() as run:
             promotion, me, free = run(
                 self._step(statements.PROMOTION),
@@ -301,7 +302,7 @@ class ControlStore:
                 busy &= unheld
             mine: dict[str, Any] = {"id": request.member_id, "names": listed(locked)}
             _, _, taken = run(
-                self._step(statements.TAKE, floor=request.floor, unreserved=listed(request.unreserved), **mine),
+                self._step(take, floor=request.floor, unreserved=listed(request.unreserved), **mine),
                 self._step(statements.RECORD, name=request.name, **mine),
                 self._step(statements.TAKEN, **mine),
             )

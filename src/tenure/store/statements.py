@@ -67,6 +67,9 @@ select name, token, request_token, request_to from {roles}
 where namespace = :namespace and holder = :id
 """
 
+HOLDS = "select 1 from {roles} r where r.holder = :id limit 1"
+"""Whether to notify the others when the member goes: if it held nothing, nothing is vacant."""
+
 REQUESTED = HELD + "  and request_token is not null\n"
 
 VACANT = """
@@ -127,19 +130,27 @@ LOCK_PATIENTLY = """
 select name from {roles} where namespace = :namespace and name in {listed} {wait_for_role} order by name {patiently}
 """
 
-TAKE = """
+_BEGIN = """
 update {roles} as r
 set token = {greatest}(token + 1, :floor, coalesce(
         (select t.token + 1 from {terms} t where t.namespace = r.namespace and t.role = r.name
          order by t.token desc limit 1), 0)),
     holder = :id, reserved_for = null, request_token = null, request_to = null
 where namespace = :namespace and name in {listed} and token <> 9223372036854775807
-  and (holder is null or holder = :id
+"""
+"""The token is also above every token in the history, in case a role's row was changed or deleted by hand."""
+
+TAKE = (
+    _BEGIN
+    + """  and (holder is null or holder = :id
        or not exists (select 1 from {members} m where m.id = holder and m.ended_at is null))
   and (reserved_for is null or reserved_for = :id or name in {unreserved}
        or not exists (select 1 from {members} w where w.id = reserved_for and w.ended_at is null))
 """
-"""The token is also above every token in the history, in case a role's row was changed or deleted by hand."""
+)
+CLAIM = _BEGIN + "  and (holder = :id or token < :floor)\n"
+"""For a node that led the roles when it met this promoted server, which may lack that (R22). Every token that was
+issued here is at or above the floor. A lower one shows that no node has led here."""
 
 TAKEN = """
 select name, token from {roles} where namespace = :namespace and holder = :id and name in {listed}

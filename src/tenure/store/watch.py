@@ -116,5 +116,6 @@ class WatchStore:
 
 def sighting(row: Sequence[Any], *, stands: bool) -> Sighting:
     """Return a member as a look saw it, from its row in the roster."""
-    member_id, ttl_ms, renewals, key, epoch, server_start, _, takeover = row
-    return Sighting(member_id, ttl_ms / 1000, renewals, key, epoch, server_start, stands, takeover != MANUAL)
+    member_id, ttl_ms, renewals, key, epoch, server_start, _, takeover, holds = row
+    looks = takeover != MANUAL
+    return Sighting(member_id, ttl_ms / 1000, renewals, key, epoch, server_start, stands, looks, bool(holds))

@@ -6,7 +6,7 @@ from tenure.store.statements import ENDED_HOLDERS
 
 _SEEN = "id, ttl_ms, renewals, sentinel_key, sentinel_epoch, server_start, control_pid, takeover"
 
-ROSTER = f"""
+_WATCHED = f"""
 select {_SEEN} from (
     select {_SEEN}, below from (
         select {_SEEN}, 1 as below from {{members}}
@@ -31,6 +31,11 @@ where namespace = :namespace and ended_at is null and id {{in_few}} (
 """The members that come before this one on the ring, by id (R19), and the nearest living holders of some roles.
 
 After the first member comes the last one. The member itself is not among them."""
+
+ROSTER = f"""
+select {_SEEN}, exists (select 1 from {{roles}} h where h.holder = watched.id) from ({_WATCHED}) as watched
+"""
+"""The same, and whether each of them holds a role."""
 
 ANY_VACANCY = f"""
 select 1 where exists (

@@ -73,12 +73,13 @@ def test_term_that_was_adopted_while_resuming_was_never_suspended():
 def test_proof_of_a_second_death_is_kept_while_the_first_member_is_ended():
     node = ScriptedNode()
     node.run(0.0)
-    node.look(0.1, member("a", sentinel_stands=False), member("b"))
+    near = member("b", sentinel_stands=False)
+    node.look(0.1, member("a"), near)
     first = node.protocol.control(0.2)
-    node.look(0.3, member("a"), member("b", sentinel_stands=False))
+    node.look(0.3, member("a", sentinel_stands=False), near)
     node.protocol.answer(first, node._answer(first), 0.4)
     second = next(request for request in node.run(0.4) if isinstance(request, End))
-    assert [verdict.member_id for verdict in (*first.verdicts, *second.verdicts)] == ["a", "b"]
+    assert [verdict.member_id for verdict in (*first.verdicts, *second.verdicts)] == ["b", "a"]
 
 
 def test_role_whose_row_was_deleted_is_registered_again():

@@ -8,7 +8,7 @@ from tenure.core import roles
 from tenure.core.messages import Acquire, Acquired, Held, Renew, Stand, Standing, Vacancy, Vacate, Vacated
 from tenure.core.roles import Roles
 from tenure.events import Deposed, Elected
-from tests.unit.core.scripted import CONFIRMED, EVERY, LOST, SILENCE, TRUST, TTL, ScriptedNode, leader
+from tests.unit.core.scripted import CONFIRMED, EVERY, LOST, SERVER, SILENCE, TRUST, TTL, ScriptedNode, leader
 
 
 def standing(*held: Held, **rest) -> dict:
@@ -340,7 +340,7 @@ def test_node_with_many_roles_reads_all_after_its_terms_have_lapsed(many):
 
 def test_node_with_many_roles_reads_all_while_an_old_connection_may_have_a_request(many, monkeypatch):
     monkeypatch.setattr(roles, "server_patience", lambda _ttl: 3 * EVERY)
-    many.roles.connected(2 * EVERY)
+    many.roles.connected(SERVER, 2 * EVERY)
     made = [request for number in (2, 3, 4) for request in many.run(number * EVERY, standing(Held("r", 1)))]
     assert [request.thorough for request in made] == [True] * 3
     (after,) = many.run(5 * EVERY, standing(Held("r", 1)))

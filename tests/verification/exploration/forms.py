@@ -23,7 +23,9 @@ AGES = frozenset({"_since", "_unconfirmed", "_unripe", "_reservations", "sent"})
 NEVER = 99
 DURATIONS = frozenset({"_ttl", "_renew_every", "stop_within", "_slice_s", "first_s", "longest_s"})
 """Attributes that are lengths of time; every other float is a moment."""
-LEFT_OUT = frozenset({"settings", "generation", "news", "_news", "_failures", "_tidy_at", "_chance", "chance"})
+LEFT_OUT = frozenset(
+    {"settings", "generation", "news", "_news", "_failures", "_tidy_at", "_chance", "chance", "_spread"}
+)
 """What decides nothing here: settings do not change, pauses are a tick however many attempts failed before."""
 ATOMS = frozenset({str, int, bool, type(None)})
 MESSAGES = frozenset(kind for kind in vars(messages).values() if isinstance(kind, type))

@@ -432,6 +432,7 @@ class Place:
             if member_id in verdicts:
                 verdicts[member_id] = shifted(verdicts[member_id], member_id, by)
             observation.suspects = shifted(observation.suspects, member_id, by)
+            observation.due = shifted(observation.due, member_id, by)
         self.asked = {lane: shifted(request, member_id, by) for lane, request in self.asked.items()}
         for line in self.lines:
             line.up = [shifted(message, member_id, by) for message in line.up]

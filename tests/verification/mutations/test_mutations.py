@@ -109,8 +109,8 @@ MUTATIONS = [
             ),
             (
                 "core/watch_lane.py",
-                "            self.look_at_once = True\n            self._evidence = Evidence()\n",
-                "            self.look_at_once = True\n",
+                "            self._evidence = Evidence(self._spread)\n",
+                "            self._evidence._spread = self._spread\n",
             ),
         ),
     ),
@@ -136,7 +136,13 @@ MUTATIONS = [
         "confirmed at once on a line that may lack commits",
         "promotion-lacks-acquire",
         TWO_LEADERS,
-        (("core/messages.py", "return self.loses_nothing and promoted and", "return promoted and"),),
+        (
+            (
+                "core/messages.py",
+                "return self.loses_nothing and server.follows(before)",
+                "return server.follows(before)",
+            ),
+        ),
     ),
     Mutation(
         "a commit counts although its wait for the replica was cancelled",
@@ -456,6 +462,85 @@ MUTATIONS = [
         "dead-neighbours",
         "neighbours died with it: nobody led",
         (("core/watch_lane.py", "if self.look_at_once or self._evidence.reach_grew:", "if self.look_at_once:"),),
+    ),
+    Mutation(
+        "a leader that meets a promoted server waits as the others do",
+        "leader-claims",
+        "the leader leads on the promoted server: not within",
+        (("core/protocol.py", "claims = self._membership.trusts(now) and", "claims = False and"),),
+    ),
+    Mutation(
+        "a claim respects the holder that a promoted server shows",
+        "leader-claims",
+        "the leader leads on the promoted server: not within",
+        (("store/control.py", "statements.CLAIM if request.claim else statements.TAKE", "statements.TAKE"),),
+    ),
+    Mutation(
+        "a leader claims its role although its trust is over",
+        "lapsed-leader-meets-a-promoted-server",
+        TWO_LEADERS,
+        (
+            ("core/protocol.py", "claims = self._membership.trusts(now) and", "claims ="),
+            (
+                "core/protocol.py",
+                "self.roles.claims = set(self.roles.holding)",
+                "self.roles.claims = set(self.roles._dropped)",
+            ),
+        ),
+    ),
+    Mutation(
+        "a leader in doubt claims its role",
+        "leader-in-doubt-meets-a-promoted-server",
+        TWO_LEADERS,
+        (("core/protocol.py", "claims = self._membership.trusts(now) and", "claims ="),),
+    ),
+    Mutation(
+        "a late claim takes a role from its new leader",
+        "late-claim",
+        TWO_LEADERS,
+        (("store/statements.py", "(holder = :id or token < :floor)", "token >= 0"),),
+    ),
+    Mutation(
+        "a claim outlives the server that it was for",
+        "claim-for-another-server",
+        TWO_LEADERS,
+        (
+            (
+                "core/roles.py",
+                "            self._server = server\n            self.claims.clear()\n",
+                "            self._server = server\n",
+            ),
+        ),
+    ),
+    Mutation(
+        "every node that sees a death acts at once",
+        "deaths-in-a-fleet",
+        "knocks instead of at most",
+        (("core/evidence.py", "        if self._spread is None:\n", "        if True:\n"),),
+    ),
+    Mutation(
+        "every node that sees a vacant role tries for it at once",
+        "deaths-in-a-fleet",
+        "attempts instead of at most",
+        (("core/watch_lane.py", "self._sweep_at = now + TURN_S * (1 + self._spread)", "return True"),),
+    ),
+    Mutation(
+        "nodes that a notification made renew together go on doing so",
+        "resignation-in-a-fleet",
+        "renewals within",
+        (("core/membership.py", "early = sent < self._planned", "early = False"),),
+    ),
+    Mutation(
+        "only the next member on the ring acts on a death",
+        "frozen-successor",
+        "its successor was frozen: nobody led",
+        (("core/evidence.py", "return TURN_S * steps * (1 + self._spread)", "return timing.NEVER if steps else 0.0"),),
+    ),
+    Mutation(
+        "a member that held nothing is not ended",
+        "deaths-in-a-fleet",
+        "every dead member was ended",
+        (("core/evidence.py", "NOT_URGENT = 3\n", "NOT_URGENT = 3000\n"),),
     ),
     Mutation(
         "a renewal after a lost answer reads only what changed",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from unittest import mock
 
 from tenure.core import messages, timing
+from tenure.core.protocol import NodeProtocol
 from tests.verification.simulation.node import SimNode
 from tests.verification.simulation.registry import scenario
 from tests.verification.simulation.simulation import Simulation
@@ -35,6 +36,31 @@ def _led_within(sim: Simulation, bound: float, since: float, what: str) -> None:
     sim.run(bound)
     gap = sim.oracles.next_term_after("r", since)
     sim.expect(gap is not None and gap <= bound, f"{what}: nobody led for {gap} s, which is more than {bound:.1f} s")
+
+
+@contextlib.contextmanager
+def _counted(kind: type, name: str) -> Iterator[list[object]]:
+    """Collect the requests of one kind that nodes make."""
+    made: list[object] = []
+    original = getattr(NodeProtocol, name)
+
+    def counting(self: NodeProtocol, now: float) -> object:
+        request = original(self, now)
+        if isinstance(request, kind):
+            made.append(request)
+        return request
+
+    with mock.patch.object(NodeProtocol, name, counting):
+        yield made
+
+
+@contextlib.contextmanager
+def _few(sim: Simulation, what: str) -> Iterator[None]:
+    """Every node may look in this very moment, but one that knocks, and one that tries for the role, are enough."""
+    with _counted(messages.Knock, "watch") as knocks, _counted(messages.Acquire, "control") as attempts:
+        yield
+    sim.expect(len(knocks) <= 5, f"{what}: {len(knocks)} knocks instead of at most 5")
+    sim.expect(len(attempts) <= 5, f"{what}: {len(attempts)} attempts instead of at most 5")
 
 
 CONNECTED_S = 2 * TTL
@@ -83,6 +109,57 @@ def fleet(sim: Simulation) -> None:
         node.crash()
         node.restart()
     sim.calm(1.5)
+
+
+@scenario()
+def deaths_in_a_fleet(sim: Simulation) -> None:
+    """The leader of 200 nodes dies, alone and then with nine others: one node knocks, and takes the role."""
+    for number in range(FLEET):
+        sim.node(f"n{number}", "r", ttl=TTL, listens=number % 2 == 0)
+    sim.run(5.0)
+    for dead in (1, 10):
+        leader, since = _from_the_leader(sim, 1)[0], sim.core.now
+        others = [node for node in sim.nodes if node.alive and node is not leader]
+        victims = (leader, *sim.core.chance.sample(others, dead - 1))
+        ids = {node.protocol.member_id for node in victims}
+        with _few(sim, f"{dead} of {FLEET} nodes died"):
+            for node in victims:
+                node.crash()
+            led = lambda: sim.oracles.next_term_after("r", since) is not None  # noqa: B023, E731
+            sim.run_until(led, 0.25, f"{dead} of {FLEET} nodes died: nobody led")
+        sim.run(2.0)
+        sim.expect(ids <= {id_ for _, id_, _ in sim.oracles.ends}, "every dead member was ended within some seconds")
+
+
+@scenario()
+def resignation_in_a_fleet(sim: Simulation) -> None:
+    """The leader leaves: all nodes are told and renew at once, but not together from then on."""
+    for number in range(FLEET):
+        sim.node(f"n{number}", "r", ttl=TTL, rate=1.0)
+        sim.run(0.01)
+    sim.run(5.0)
+    leader = sim.oracles.leader("r")
+    assert leader
+    leader.leave()
+    sim.run(TTL)
+    interval, slices = timing.renewal_interval(TTL), 10
+    for number in range(slices):
+        with _counted(messages.Renew, "control") as renewals:
+            sim.run(interval / slices)
+        sim.expect(len(renewals) <= FLEET / 3, f"slice {number}: {len(renewals)} renewals within {interval / slices} s")
+
+
+@scenario()
+def frozen_successor(sim: Simulation) -> None:
+    """The leader dies, and the node that should notice is frozen: the others act in its place."""
+    for number in range(8):
+        sim.node(f"n{number}", "r", ttl=TTL)
+    sim.run(5.0)
+    leader, successor, *_ = _from_the_leader(sim, 8)
+    successor.pause()
+    since = sim.core.now
+    leader.crash()
+    _led_within(sim, timing.SLICE_S + 1.0, since, "the leader died while its successor was frozen")
 
 
 @scenario()

@@ -164,7 +164,7 @@ class ModelStore:
     def _join(self, request: messages.Join) -> messages.Joined:
         for orphan in request.replaces:
             self._end_one(orphan, "replaced")
-            self.tell(f"vacant {orphan}")
+            self._tell_if_it_held(orphan)
         self.release()
         member = request.member
         if member.key is not None and not self.sentinel.hold(member.key):
@@ -235,9 +235,13 @@ class ModelStore:
             if term and term.member_id == request.member_id:
                 term.resigned = True
         self._end_one(request.member_id, "left")
-        self.tell(f"vacant {request.member_id}")
+        self._tell_if_it_held(request.member_id)
         self.release()
         return messages.Done()
+
+    def _tell_if_it_held(self, member_id: str) -> None:
+        if any(role.holder == member_id for role in self.tables.roles.values()):
+            self.tell(f"vacant {member_id}")
 
     def _end(self, request: messages.End) -> messages.Ended:
         ended = []
@@ -309,6 +313,8 @@ class ModelStore:
             raise Failed("the wait for the replica was cancelled")
 
     def _takeable(self, role: RoleRow, name: str, request: messages.Acquire) -> bool:
+        if request.claim:
+            return role.holder == request.member_id or role.token < request.floor
         vacant = role.holder == request.member_id or not self.tables.lives(role.holder)
         return vacant and (self._unreserved(role, request.member_id) or name in request.unreserved)
 
@@ -381,8 +387,9 @@ class ModelStore:
         holders = {tables.roles[name].holder for name in request.roles if name in tables.roles}.difference({None, me})
         nearest = sorted((str(id_) for id_ in holders), key=around, reverse=True)[:8]
         watched = sorted({*ring[: request.reach], *filter(tables.lives, nearest)})
+        held = {role.holder for role in tables.roles.values()}
         rows = [
-            (id_, row.ttl, row.renewals, row.key, row.epoch, row.server_start)
+            (id_, row.ttl, row.renewals, row.key, row.epoch, row.server_start, id_ in held)
             for id_, row in ((id_, tables.members[id_]) for id_ in watched)
         ]
         vacancy = any(
@@ -395,4 +402,4 @@ class ModelStore:
 
     def sightings(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Sighting, ...]:
         standing = self.sentinel.standing([row[3] for row in rows if row[3] is not None])
-        return tuple(Sighting(*row, row[3] in standing) for row in rows)
+        return tuple(Sighting(*row[:6], row[3] in standing, holds=row[6]) for row in rows)

@@ -135,6 +135,106 @@ def promotion_lacks_acquire(sim: Simulation) -> None:
     sim.calm(40.0)
 
 
+def _promoted(sim: Simulation) -> None:
+    before = sim.server.timeline
+    sim.run_until(lambda: sim.server.timeline > before, 10 * TTL, "the promotion")
+
+
+@scenario(max_ttl=20.0)
+def leader_claims(sim: Simulation) -> None:
+    """A replica is promoted that shows an earlier leader; the present one, which is strict, leads there at once."""
+    earlier = sim.node("earlier", "r", ttl=TTL, takeover="strict")
+    sim.elect("r", earlier)
+    leader = sim.node("leader", "r", ttl=TTL, takeover="strict")
+    sim.run(1.0)
+    sim.server.promotion(2.0, 0.3, silent=False)
+    earlier.resign("r")
+    sim.elect("r", leader, 1.5)
+    _promoted(sim)
+    claimed = lambda: leader.protocol.roles.holding.get("r", 0) >= 2**40  # noqa: E731
+    sim.run_until(claimed, 3.0, "the leader leads on the promoted server")
+    sim.run(30.0)
+    sim.expect(claimed(), "the leader goes on leading when the others wait no longer")
+    sim.calm(TTL)
+
+
+@scenario(max_ttl=20.0)
+def lapsed_leader_meets_a_promoted_server(sim: Simulation) -> None:
+    """A leader was frozen, another one followed it, and a replica is promoted that lacks that."""
+    leader, successor = _pair(sim)
+    leader.pause()
+    sim.server.promotion(1.6 * TTL, 0.05, silent=True)
+    sim.elect("r", successor, 1.6 * TTL)
+    _promoted(sim)
+    sim.run(0.06)
+    leader.resume()
+    sim.run(2 * TTL)
+    sim.calm(40.0)
+
+
+@scenario(max_ttl=20.0)
+def leader_in_doubt_meets_a_promoted_server(sim: Simulation) -> None:
+    """A leader's connection is cut, another one follows at once, and a replica is promoted that lacks that."""
+    leader, successor = _pair(sim, "instant", "instant")
+    sim.server.promotion(1.0, 0.05, silent=True)
+    leader.link.block(*BOTH)
+    assert leader.control
+    sim.server.end(leader.control, "cut")
+    leader.connection_closed(leader.control)
+    sim.elect("r", successor, 0.9)
+    _promoted(sim)
+    leader.link.heal()
+    sim.run(2 * TTL)
+    sim.calm(40.0)
+
+
+def _asks(sim: Simulation, node: SimNode, kind: type, seconds: float) -> None:
+    sim.run_until(lambda: isinstance(node._control_ask, kind), seconds, f"{node.name} asks to {kind}", step=0.0001)
+
+
+@scenario(max_ttl=TTL)
+def late_claim(sim: Simulation) -> None:
+    """A leader's claim on a promoted server arrives when another node has waited, and leads there."""
+    leader = sim.node("leader", "r", ttl=TTL, takeover="strict", rate=1.0)
+    sim.elect("r", leader)
+    successor = sim.node("successor", "r", ttl=TTL, takeover="strict", rate=1 + timing.DRIFT)
+    sim.run(1.0)
+    _after_renewal(sim, leader)
+    sim.server.promotion(0.01, 0.05, silent=False)
+    _promoted(sim)
+    leader.link.block(*BOTH)
+    met = sim.core.now
+    sim.run(0.4 * TTL)
+    leader.link.heal()
+    _asks(sim, leader, messages.Acquire, 0.4 * TTL)
+    assert leader.control
+    leader.control.up.stalled_until = met + 1.12 * TTL
+    leader.pause()
+    sim.elect("r", successor, met + 1.1 * TTL - sim.core.now)
+    sim.run(met + 1.13 * TTL - sim.core.now)
+    leader.resume()
+    sim.run(2 * TTL)
+    sim.calm(40.0)
+
+
+@scenario(max_ttl=TTL)
+def claim_for_another_server(sim: Simulation) -> None:
+    """A leader meets a promoted server, and then only the next one: meanwhile another node has led."""
+    leader, successor = _pair(sim)
+    _after_renewal(sim, leader)
+    sim.server.promotion(0.01, 0.05, silent=False)
+    _promoted(sim)
+    _asks(sim, leader, messages.Join, TTL)
+    leader.link.block(*BOTH)
+    sim.run(0.5 * TTL)
+    sim.server.promotion(1.5 * TTL, 0.05, silent=True)
+    sim.elect("r", successor, 1.4 * TTL)
+    _promoted(sim)
+    leader.link.heal()
+    sim.run(2 * TTL)
+    sim.calm(40.0)
+
+
 @scenario(max_ttl=5.0)
 def promotion_lacks_raise(sim: Simulation) -> None:
     """The largest TTL is raised, a node leads with the longer one, and a replica is promoted that lacks the raise."""

@@ -170,7 +170,8 @@ class Comparison:
 
     def acquire(self, who: int, roles: int, floor: int, special: int) -> None:
         unreserved = self.roles(roles) if special == 0 else ()
-        request = messages.Acquire(self.member(who), "name", self.roles(roles), floor, unreserved, patient=special == 1)
+        claims = {"patient": special == 1, "claim": special == 2}
+        request = messages.Acquire(self.member(who), "name", self.roles(roles), floor, unreserved, **claims)
         self.perform(0, request)
 
     def vacate(self, role: int, heir: int, wrong: int, _: int) -> None:

@@ -231,7 +231,7 @@ class AdvisorySentinel:
         members, vacancies = self.survey(request.wait_for, request.seconds, step, vacancy)
         if text == _ROSTER_LISTED and members.rows:
             self._list_at = clock.now() + READ_LOCK_S * members.rows[0][-1]
-        return tuple(sighting(row[:8], stands=bool(row[8])) for row in members.rows), vacancies
+        return tuple(sighting(row[:9], stands=bool(row[9])) for row in members.rows), vacancies
 
     def survey(self, wait_for: int | None, seconds: float, *steps: Step) -> Sequence[Result]:
         """Wait for a lock, then run some steps, and read how long the next wait may last.
