@@ -51,6 +51,8 @@ class Roles:
         self._read_all_until = LONG_AGO
         self.working: set[str] = set()
         """Roles whose work still runs. If one is resigned or lost, it is vacated when its work has ended (R12)."""
+        self.bound: set[str] = set()
+        """Roles that the node leads only while its control connection holds their lock (R21)."""
         self._vacating: dict[str, tuple[int, str | None, float]] = {}
         self._dropped: dict[str, int] = {}
         self._stand_back: dict[str, tuple[int, float]] = {}
@@ -127,6 +129,11 @@ class Roles:
         return tuple(sorted(islice(others, LOOKED_AT)))
 
     @property
+    def locked(self) -> tuple[str, ...]:
+        """The roles that this node leads under a lock of its control connection."""
+        return tuple(sorted(self.bound.intersection(self.holding)))
+
+    @property
     def vacate_at(self) -> float:
         """When the next role is to be vacated in the database."""
         return min((at for role, (_, _, at) in self._vacating.items() if role not in self.working), default=NEVER)
@@ -200,17 +207,27 @@ class Roles:
                     self.unregistered.add(role)
         self.requested(held, now)
         for mine in held:
-            role, token = mine.role, mine.token
-            if role in self._vacating or self.holding.get(role) == token:
-                pass
-            elif role not in self.standing:
-                self._vacating[role] = (token, None, now)
-            # A token that this node has never dropped: the answer to its acquisition was lost.
-            elif token > self._dropped.get(role, 0):
-                self._elect(role, token, now, trusted=trusted)
-            # The term lapsed here, so the role needs a new token.
-            else:
-                self.wanted.add(role)
+            if mine.role not in self._vacating:
+                self._recognise(mine, now, trusted=trusted)
+
+    def _recognise(self, mine: Held, now: float, *, trusted: bool) -> None:
+        """Go on with a role that this member holds in the database, take it up, or give it up."""
+        role, token = mine.role, mine.token
+        # The lock ended with an earlier connection, and another program may have it.
+        if mine.unlocked:
+            if role in self.holding:
+                self.lose(role, EndReason.LOCK_TAKEN)
+            self._vacating[role] = (token, None, now)
+        elif self.holding.get(role) == token:
+            pass
+        elif role not in self.standing:
+            self._vacating[role] = (token, None, now)
+        # A token that this node has never dropped: the answer to its acquisition was lost.
+        elif token > self._dropped.get(role, 0):
+            self._elect(role, token, now, trusted=trusted)
+        # The term lapsed here, so the role needs a new token.
+        else:
+            self.wanted.add(role)
 
     def requested(self, held: tuple[Held, ...], now: float) -> None:
         """Resign the terms that an operator, or another process, asks this node to resign."""
