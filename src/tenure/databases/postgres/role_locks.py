@@ -139,16 +139,14 @@ class LockingStore(ControlStore):
         if not bound:
             return super()._acquire(request)
         before = set(self._locked)
+        self._take(bound, request.member_id)
+        roles = tuple(role for role in request.roles if role not in self._locks or role in self._locked)
         acquired = messages.Acquired()
         try:
-            self._take(bound, request.member_id)
-            roles = tuple(role for role in request.roles if role not in self._locks or role in self._locked)
             if roles:
                 acquired = super()._acquire(replace(request, roles=roles))
-        except Failed:
-            self._release(set(bound).difference(before))
-            raise
-        self._release(self._locked.intersection(bound).difference(before, acquired.tokens))
+        finally:
+            self._release(self._locked.intersection(bound).difference(before, acquired.tokens))
         return acquired
 
     def _vacate(self, request: messages.Vacate) -> messages.Vacated:
@@ -166,11 +164,17 @@ class LockingStore(ControlStore):
         """Try each lock whose role is free. Try twice: a candidate that wakes up holds the lock for a moment."""
         if roles and self.session.pooled:
             raise Failed("lock_id= needs a direct connection: give a direct_url= that leads to PostgreSQL itself")
-        refused, held = self._try(roles, member_id)
-        if refused:
-            self._free(refused, member_id)
-            refused, more = self._try(refused, member_id)
-            held += more
+        before = set(self._locked)
+        try:
+            refused, held = self._try(roles, member_id)
+            if refused:
+                self._free(refused, member_id)
+                refused, more = self._try(refused, member_id)
+                held += more
+        except Failed:
+            # A lock that was granted stays, although the statement after it failed.
+            self._release(set(roles).difference(before))
+            raise
         self._locks.block(refused, of=roles)
         self._release(self._locked.intersection(held))
         self._warn(held, member_id)
