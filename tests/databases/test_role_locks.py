@@ -92,7 +92,9 @@ def idle(term: tenure.Term) -> None:
 
 def is_free(url: str) -> bool:
     with ByHand(url) as other:
-        return other.try_it()
+        if free := other.try_it():
+            other.release()
+        return free
 
 
 def events_of(election: tenure.Election) -> list[Any]:
@@ -288,6 +290,7 @@ def test_lock_comes_before_the_row_and_goes_after_it(postgres_url):
             fence(working, TermIdentity("r", token, desk.id), 20)
             assert not desk.ask(messages.Vacate(desk.id, "r", token)).done
             assert not by_hand.try_it()
+            working.rollback()
         assert desk.ask(messages.Vacate(desk.id, "r", token)).done
         assert execute(postgres_url, role) == [(None,)]
         assert by_hand.try_it()

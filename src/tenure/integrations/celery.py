@@ -72,9 +72,9 @@ class LeadingMixin:
     def setup_schedule(self) -> None:
         """Check the settings, and create the node. The first tick starts it."""
         self._role = self.app.conf.get("tenure_role") or DEFAULT_ROLE
-        self._node = Node(**self.node_settings(), start="wait")
         lock_id = self.app.conf.get("tenure_lock_id")
         self._lock_id = None if lock_id is None else check_lock_id(lock_id)
+        self._node = Node(**self.node_settings(), start="wait")
         self._last: dict[str, datetime] = {}
         """When the last claimed run of each entry was due, or when its first interval began."""
         self._due: dict[str, datetime] = {}
