@@ -130,8 +130,8 @@ class Roles:
 
     @property
     def locked(self) -> tuple[str, ...]:
-        """The roles that this node leads under a lock of its control connection."""
-        return tuple(sorted(self.bound.intersection(self.holding)))
+        """The roles whose lock this node needs now: it leads them, or gives them up, and their work may still run."""
+        return tuple(sorted(self.bound.intersection((*self.holding, *self._vacating, *self.working))))
 
     @property
     def vacate_at(self) -> float:

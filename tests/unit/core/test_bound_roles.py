@@ -74,6 +74,17 @@ def test_role_whose_lock_was_taken_is_vacated_after_its_work_has_ended():
     assert Vacate in node.kinds(EVERY + 1)
 
 
+def test_lock_is_needed_until_the_work_under_a_term_that_was_given_up_has_ended():
+    """Otherwise a program could begin while this node still stops: so the node suspends, and takes the lock again."""
+    node = bound_leader()
+    node.roles.working.add("r")
+    node.protocol.resign("r", 1.0)
+    node.run(EVERY, {Renew: LOST})
+    assert node.phase == "DOUBT"
+    [resume] = [request for request in node.run(EVERY + 1) if isinstance(request, Resume)]
+    assert resume.locks == ("r",)
+
+
 def test_term_whose_acquisition_was_not_answered_is_not_taken_up_without_its_lock():
     node = ScriptedNode("r", takeover="strict")
     node.roles.bound.add("r")
