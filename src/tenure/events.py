@@ -24,6 +24,8 @@ class EndReason(str, enum.Enum):
     ENDED = "the membership was ended"
     """Another node or an operator ended the membership."""
     TAKEN = "the role was taken"
+    LOCK_TAKEN = "the lock was taken"
+    """Another program took the role's ``lock_id`` while this node had no connection."""
     SILENCE = "silence"
     """Another node ended the member: it did not renew for a TTL."""
     DEATH = "death"

@@ -178,8 +178,9 @@ class BaseNode(BaseServiceHost, abc.ABC, Generic[ElectionT]):
     def election(self, role: str, *, lock_id: int | str | None = None) -> ElectionT:
         """Stand for ``role`` without blocking; return the election, the same one each time.
 
-        ``lock_id`` is for ``mode="lock"``: the number of the role's advisory lock. This node and a program that takes
-        the same lock by hand exclude each other. The default is computed from the role's name.
+        ``lock_id`` is the number of an advisory lock of PostgreSQL that the node must hold to lead the role, besides
+        its lease. The node and a program that takes the same lock by hand exclude each other. In ``mode="lock"`` the
+        lock is all there is, and its default is computed from the role's name.
         """
         role = check_name("role", role)
         self._engine.check_running()

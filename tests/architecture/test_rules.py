@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.verification.mutations.test_lock_mutations import LOCK_MUTATIONS
 from tests.verification.mutations.test_mutations import MUTATIONS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -23,7 +24,7 @@ def test_every_rule_that_is_cited_exists():
 
 def test_every_mutation_belongs_to_a_rule():
     named = {name for text in RULES.values() for name in re.findall(r'"([^"]+)"', text.partition("*Mutation")[2])}
-    assert named >= {mutation.rule for mutation in MUTATIONS}
+    assert named >= {mutation.rule for mutation in (*MUTATIONS, *LOCK_MUTATIONS)}
 
 
 @pytest.mark.parametrize("rule", RULES)

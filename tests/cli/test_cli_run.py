@@ -216,6 +216,27 @@ def test_a_node_whose_work_goes_on_does_not_end_its_old_membership(postgres_url)
         assert election.wait(PATIENCE_S).token == 2
 
 
+def test_the_command_waits_for_a_lock_that_a_program_has_by_hand(tmp_path, postgres_url, start):
+    with psycopg.connect(postgres_url, autocommit=True) as by_hand:
+        by_hand.execute("select pg_advisory_lock(42)")
+        runner = start("--lock-id", "0x2A", "--", "touch", str(tmp_path / "led"), url=postgres_url)
+        waiting = "select 1 from pg_locks where objid = 42 and not granted"
+        eventually(lambda: by_hand.execute(waiting).fetchone(), "it waits for the lock on the server")
+        assert not (tmp_path / "led").exists()
+        by_hand.execute("select pg_advisory_unlock(42)")
+        assert runner.wait() == 0
+    assert (tmp_path / "led").exists()
+
+
+def test_a_lock_id_that_cannot_work_is_an_error_in_one_line(postgres_url, sqlite_url):
+    for url, lock_id, said in ((postgres_url, "seven", "lock_id='seven' must be"), (sqlite_url, "7", "of PostgreSQL")):
+        arguments = ["run", "--role", "r", "--lock-id", lock_id, "--url", url, "--", "true"]
+        done = subprocess.run([*TENURE, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_a_guard_that_is_killed_takes_everything_with_it(tmp_path, sqlite_url, start):
     pids = tmp_path / "pids"
     script = f"exec 3>{pids}; echo $PPID $$ >&3; sleep 1000 & echo $! >&3; setsid sleep 1000 & echo $! . >&3; wait"

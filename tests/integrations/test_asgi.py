@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocketDisconnect
 
 import tenure
-from tenure.integrations.asgi import LeaderOnly, health, tenure_lifespan
+from tenure.integrations.asgi import LeaderOnly, health, tenure_lifespan, term_of
 from tests.integrations.cluster import TABLE, Replicas
 from tests.integrations.web import TestClient, WebSocketDenialResponse, free_port, replica, uvicorn
 from tests.support.store_by_hand import until
@@ -380,3 +380,17 @@ def test_four_replicas_under_uvicorn_run_every_due_second_at_most_once(postgres_
         runs = replicas.torment(record_property)
         assert runs.duplicates == []
         assert runs.stale == []
+
+
+def test_a_role_can_need_a_lock_that_a_program_has_by_hand(postgres_url):
+    node = tenure.AsyncNode(postgres_url)
+    app = Starlette(lifespan=tenure_lifespan(node), routes=[Mount("/tenure", health(node, ROLE))])
+    guarded = LeaderOnly(app, node, ROLE, lock_id=42)
+    with pytest.raises(tenure.ConfigError, match="already has lock_id=42 here: give that, not 43"):
+        term_of(node, ROLE, lock_id=43)
+    with psycopg.connect(postgres_url, autocommit=True) as by_hand, TestClient(guarded) as client:
+        by_hand.execute("select pg_advisory_lock(42)")
+        assert client.get("/tenure/leader").status_code == 503
+        by_hand.execute("select pg_advisory_unlock(42)")
+        until(lambda: client.get("/tenure/leader").status_code == 200, "leads with the lock")
+        assert by_hand.execute("select pg_try_advisory_lock(42)").fetchone() == (False,)

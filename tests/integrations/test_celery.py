@@ -310,6 +310,8 @@ def test_the_page_shows_how_to_read_the_last_runs(sqlite_url):
 def test_a_setting_that_does_not_exist_is_refused_with_those_that_do():
     with pytest.raises(tenure.ConfigError, match=r"unknown settings tenure_tll: use only .*tenure_ttl"):
         Beat("sqlite:///:memory:", "queue", tenure_tll=3)
+    with pytest.raises(tenure.ConfigError, match="lock_id='seven' must be"):
+        Beat("sqlite:///:memory:", "queue", tenure_lock_id="seven")
 
 
 def test_a_refused_setting_has_no_password_in_the_variables_of_its_traceback():

@@ -27,6 +27,12 @@ def test_it_leads_every_role_at_once(leading_node):
         assert term.valid
 
 
+def test_it_takes_a_lock_id_that_no_other_program_could_have(leading_node):
+    assert leading_node.election("a", lock_id=7).wait(5).valid
+    with pytest.raises(tenure.ConfigError, match="lock_id='seven'"):
+        leading_node.election("b", lock_id="seven")
+
+
 def test_a_role_that_is_lost_stays_lost_until_it_is_won(leading_node):
     events = []
     leading_node.on_event(events.append)

@@ -44,7 +44,7 @@ async def on_a_loop(term: tenure.AsyncTerm) -> None:
     await term.wait_lost()
 
 
-@node.leader_only("coroutines", name="short", on_return="done")
+@node.leader_only("coroutines", name="short", on_return="done", lock_id=7)
 async def without_the_term() -> int:
     return 1
 

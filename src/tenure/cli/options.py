@@ -20,6 +20,9 @@ YEAR_S = 365 * 86400.0
 schema_option = click.option(
     "--schema", default="tenure", show_default=True, help="The schema of the tables, on PostgreSQL."
 )
+lock_option = click.option(
+    "--lock-id", help="An advisory lock of PostgreSQL that this process must hold to lead, such as 42 or 0x2A."
+)
 as_json = click.option("--json", "json_", is_flag=True, help="Print JSON.")
 
 

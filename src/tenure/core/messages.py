@@ -168,6 +168,8 @@ class Held:
     requested: bool = False
     """Whether an operator, or another process, asks the leader to resign this term."""
     requested_for: str | None = None
+    unlocked: bool = False
+    """Whether the role needs a lock that this connection does not hold (R21)."""
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,8 @@ class Resume:
     """Higher than in every earlier attempt, so that no earlier attempt can take effect after this one."""
     was: str = ""
     """The incarnation under which the row was written, which a promotion may have changed."""
+    locks: tuple[str, ...] = ()
+    """Roles whose locks to take before the row (R21)."""
 
 
 @dataclass(frozen=True)
@@ -310,11 +314,10 @@ class Acquire:
 
 @dataclass(frozen=True)
 class Acquired:
-    """Which roles were taken, and under which tokens."""
+    """Which roles were taken under which tokens, and the roles whose row is locked by an open transaction."""
 
     tokens: dict[str, int] = field(default_factory=dict)
     busy: tuple[str, ...] = ()
-    """Roles whose row is locked by an open transaction."""
 
 
 @dataclass(frozen=True)

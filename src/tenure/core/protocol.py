@@ -65,10 +65,8 @@ class NodeProtocol:
         self._connection = ControlConnection(self._backoff(settings.ttl / 20), settings.sentinels)
         self._retry = self._backoff(LONGEST_PAUSE_S)
         self._watch = WatchLane(self._backoff(LONGEST_PAUSE_S))
-        self._leaders = ObservedLeaders()
-        self._vacancies = Throttle()
-        self._tidy_at = LONG_AGO
-        self._leave_by = NEVER
+        self._leaders, self._vacancies = ObservedLeaders(), Throttle()
+        self._tidy_at, self._leave_by = LONG_AGO, NEVER
 
     def _backoff(self, longest_s: float) -> Backoff:
         return Backoff(RETRY_S, min(LONGEST_PAUSE_S, longest_s), self._chance)
@@ -233,13 +231,12 @@ class NodeProtocol:
     def server_answered(self, server_start: str, now: float) -> None:
         """Decide a doubt as soon as the server accepts a connection, before the connection is usable.
 
-        If the server was not restarted, only this node's connection was cut. The others then have proof, and the terms
-        are over. What runs under them must end at once: another node may take over before this node has finished
-        connecting.
+        If the server was not restarted, only this node's connection was cut. The others then have proof that its
+        sentinel has fallen, and the terms are over. What runs under them must end at once: another may take over now.
         """
         self.expire(now)
         row = self._membership.row
-        if self.phase is Phase.DOUBT and row and row.server.start == server_start:
+        if self.phase is Phase.DOUBT and row and row.member.key is not None and row.server.start == server_start:
             self._over(EndReason.CUT)
 
     def lost_control(self, now: float) -> None:
@@ -252,7 +249,9 @@ class NodeProtocol:
         else:
             connection.reopen.failed(now)
         connection.proven = False
-        if membership.row and self.settings.takeover == "instant" and membership.member.key is not None:
+        # The locks of roles end with the connection as well, in strict mode, too (R21).
+        watched = self.settings.takeover == "instant" and membership.row and membership.member.key is not None
+        if watched or (membership.row and self.roles.locked):
             self._suspend()
 
     def notified(self, kind: str, role: str, now: float) -> None:
@@ -309,7 +308,8 @@ class NodeProtocol:
         assert row is not None
         row.epoch += 1
         member = replace(row.member, key=None if row.member.key is None else self._chance.getrandbits(31))
-        return messages.Resume(member, self._confirmation.server, row.epoch, row.server.incarnation)
+        incarnation, locks = row.server.incarnation, self.roles.locked
+        return messages.Resume(member, self._confirmation.server, row.epoch, incarnation, locks)
 
     # The answers -----------------------------------------------------------------------------------------------
 
@@ -334,7 +334,7 @@ class NodeProtocol:
             self._over(EndReason.FILE_REPLACED)
         elif self.phase is not Phase.DOUBT:
             self._renew_by(now)
-        elif row.server.start != opened.server.start:
+        elif row.member.key is None or row.server.start != opened.server.start:
             self._membership.step(PhaseEvent.RESTARTED)
         else:
             self._over(EndReason.CUT)
@@ -399,8 +399,8 @@ class NodeProtocol:
 
     def _vacated(self, request: messages.Vacate, vacated: messages.Vacated, now: float) -> None:
         self.roles.vacated(request, now, done=vacated.done)
-        # A renewal shows whether another node stands for the role.
-        if vacated.done and request.role in self.roles.standing_back(now):
+        # A renewal shows whether another node stands for the role; or that the role is vacant, if its lock was missing.
+        if vacated.done and request.role in (*self.roles.standing_back(now), *self.roles.bound):
             self._renew_by(now)
 
     def _ripened(self, request: messages.Ripen, _: messages.Done, now: float) -> None:

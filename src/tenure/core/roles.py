@@ -54,6 +54,8 @@ class Roles:
         self._read_all_until = LONG_AGO
         self.working: set[str] = set()
         """Roles whose work still runs. If one is resigned or lost, it is vacated when its work has ended (R12)."""
+        self.bound: set[str] = set()
+        """Roles that the node leads only while its control connection holds their lock (R21)."""
         self._vacating: dict[str, tuple[int, str | None, float]] = {}
         self._dropped: dict[str, int] = {}
         self._stand_back: dict[str, tuple[int, float]] = {}
@@ -133,6 +135,11 @@ class Roles:
         """Some of the roles that the node stands for and does not hold: all of them, if there are few."""
         others = (role for role in self.standing if role not in self.holding)
         return tuple(sorted(islice(others, LOOKED_AT)))
+
+    @property
+    def locked(self) -> tuple[str, ...]:
+        """The roles whose lock this node needs now: it leads them, or gives them up, and their work may still run."""
+        return tuple(sorted(self.bound.intersection((*self.holding, *self._vacating, *self.working))))
 
     @property
     def vacate_at(self) -> float:
@@ -220,17 +227,27 @@ class Roles:
                     self.unregistered.add(role)
         self.requested(held, now)
         for mine in held:
-            role, token = mine.role, mine.token
-            if role in self._vacating or self.holding.get(role) == token:
-                pass
-            elif role not in self.standing:
-                self._vacating[role] = (token, None, now)
-            # A token that this node has never dropped: the answer to its acquisition was lost.
-            elif token > self._dropped.get(role, 0):
-                self._elect(role, token, now, trusted=trusted)
-            # The term lapsed here, so the role needs a new token.
-            else:
-                self.wanted.add(role)
+            if mine.role not in self._vacating:
+                self._recognise(mine, now, trusted=trusted)
+
+    def _recognise(self, mine: Held, now: float, *, trusted: bool) -> None:
+        """Go on with a role that this member holds in the database, take it up, or give it up."""
+        role, token = mine.role, mine.token
+        # The lock ended with an earlier connection, and another program may have it.
+        if mine.unlocked:
+            if role in self.holding:
+                self.lose(role, EndReason.LOCK_TAKEN)
+            self._vacating[role] = (token, None, now)
+        elif self.holding.get(role) == token:
+            pass
+        elif role not in self.standing:
+            self._vacating[role] = (token, None, now)
+        # A token that this node has never dropped: the answer to its acquisition was lost.
+        elif token > self._dropped.get(role, 0):
+            self._elect(role, token, now, trusted=trusted)
+        # The term lapsed here, so the role needs a new token.
+        else:
+            self.wanted.add(role)
 
     def requested(self, held: tuple[Held, ...], now: float) -> None:
         """Resign the terms that an operator, or another process, asks this node to resign."""

@@ -58,10 +58,11 @@ class Backend(abc.ABC):
         return ""
 
     def assign_lock(self, role: str, lock_id: int | None) -> None:
-        """Give a role its lock, in mode ``lock``; raise ConfigError if a ``lock_id`` is given in any other mode."""
+        """Give a role its lock; raise ConfigError if a ``lock_id`` is given where no session can hold one."""
         if lock_id is not None:
             raise ConfigError(
-                f"role {role!r}: lock_id={lock_id} is for mode='lock', not {self._settings.mode!r}: leave it out"
+                f"role {role!r}: lock_id={lock_id} is an advisory lock of PostgreSQL, and this node's database is "
+                f"{self._settings.database}: leave it out"
             )
 
     def check_fence(self) -> None:  # noqa: B027 - every database can

@@ -80,6 +80,7 @@ class Engine:
         self.watch = WatchLane(self)
         self._listener = listener
         self._candidacies: dict[str, Candidacy] = {}
+        self._locks: dict[str, int] = {}
         self._waiters: list[tuple[Callable[[], bool], Callable[[], object]]] = []
         self._generation = self.protocol.generation
         self._made_in = os.getpid()
@@ -124,6 +125,8 @@ class Engine:
         self.protocol.settings = replace(self.protocol.settings, name=name)
         if self.has_tokens:
             self.backend = self._make_backend(self.settings)
+            for role, number in self._locks.items():
+                self.backend.assign_lock(role, number)
         self.log = self._logger()
 
     def _logger(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -238,8 +241,19 @@ class Engine:
         self.protocol.stop_within = seconds
 
     def assign_lock(self, role: str, lock_id: int | str | None) -> None:
-        """Set the number of the advisory lock of ``role`` in mode ``lock``; raise ConfigError in any other mode."""
-        self.backend.assign_lock(role, None if lock_id is None else check_lock_id(lock_id))
+        """Set the number of the advisory lock of ``role``; raise ConfigError where no session can hold it."""
+        number = None if lock_id is None else check_lock_id(lock_id)
+        with self.lock:
+            roles = self.protocol.roles
+            if number is not None and self.has_tokens and role in roles.standing.difference(roles.bound):
+                raise ConfigError(
+                    f"role {role!r}: this node already stands for it without lock_id={number}: give the lock_id where "
+                    "the node first uses the role"
+                )
+            self.backend.assign_lock(role, number)
+            if number is not None:
+                roles.bound.add(role)
+                self._locks[role] = number
 
     def command(self, action: Callable[[NodeProtocol, float], object]) -> None:
         """Pass a command of the application to the protocol. Only the engine's own modules call this."""

@@ -39,7 +39,7 @@ class WatchLane(Lane):
                     if isinstance(request, float):
                         engine.changed.wait(None if request == timing.NEVER else max(0.0, request - clock.now()))
                         continue
-                if isinstance(request, messages.Look) and request.wait_for is None:
+                if isinstance(request, messages.Look) and self.store and not self.store.waits(request):
                     engine.stopping.wait(request.seconds)
                 if not engine.stopping.is_set():
                     error = self.run(request)

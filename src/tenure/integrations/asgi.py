@@ -28,7 +28,7 @@ from tenure.aio.bridge import run
 from tenure.clock import now
 from tenure.durations import duration
 from tenure.integrations import extra
-from tenure.settings import check_name, check_seconds
+from tenure.settings import check_lock_id, check_name, check_seconds
 
 with extra("asgi"):
     from starlette.applications import Starlette
@@ -68,6 +68,7 @@ class RoleView:
     def __init__(self, node: AsyncNode | Node, role: str) -> None:
         self.node = node
         self.role = role
+        self.lock_id: int | None = None
         self.election: Any = None
         """None until the node was started."""
         self._last: tuple[int, str | None] = (0, None)
@@ -78,7 +79,7 @@ class RoleView:
         """Stand for the role, if the node is running."""
         if self.election is None:
             with contextlib.suppress(NodeClosed):
-                election = self.node.election(self.role)
+                election = self.node.election(self.role, lock_id=self.lock_id)
                 election.on_event(self._happened)
                 self.election = election
 
@@ -113,11 +114,17 @@ _views: weakref.WeakValueDictionary[tuple[int, str], RoleView] = weakref.WeakVal
 """The views in use, by the id of their node and by role. A view holds its node, so the id stays valid."""
 
 
-def _view(node: AsyncNode | Node, role: str) -> RoleView:
+def _view(node: AsyncNode | Node, role: str, lock_id: int | str | None = None) -> RoleView:
     if not isinstance(node, (AsyncNode, Node)):
         raise ConfigError(f"node must be a tenure.AsyncNode or a tenure.Node, not {type(node).__name__}")
     role = check_name("role", role)
-    return _views.setdefault((id(node), role), RoleView(node, role))
+    view = _views.setdefault((id(node), role), RoleView(node, role))
+    if lock_id is not None:
+        number = check_lock_id(lock_id)
+        if view.lock_id not in (None, number):
+            raise ConfigError(f"role {role!r} already has lock_id={view.lock_id} here: give that, not {lock_id}")
+        view.lock_id = number
+    return view
 
 
 # The lifespan ------------------------------------------------------------------------------------------------------
@@ -201,14 +208,15 @@ async def _call(function: Callable[[], Any]) -> Any:
 # Requests that only the leader serves ------------------------------------------------------------------------------
 
 
-def term_of(node: AsyncNode | Node, role: str) -> Callable[[], Awaitable[Any]]:
+def term_of(node: AsyncNode | Node, role: str, *, lock_id: int | str | None = None) -> Callable[[], Awaitable[Any]]:
     """Return a dependency that gives the term under which this node leads ``role``.
 
     Use it with FastAPI's ``Depends``, at a parameter or in ``dependencies=`` of a route, router or application. If the
     node does not lead, the answer to the request is 503, with the leader's name in its JSON. The term is valid when the
-    request begins. Only the fence can tell whether it is still valid when you write.
+    request begins. Only the fence can tell whether it is still valid when you write. ``lock_id`` is that of
+    ``node.election()``.
     """
-    view = _view(node, role)
+    view = _view(node, role, lock_id)
 
     async def term() -> Any:
         held = view.term
@@ -227,9 +235,9 @@ class LeaderOnly:
     on a Route, a Mount, a Router or the whole application. WebSockets are refused as well.
     """
 
-    def __init__(self, app: ASGIApp, node: AsyncNode | Node, role: str) -> None:
+    def __init__(self, app: ASGIApp, node: AsyncNode | Node, role: str, *, lock_id: int | str | None = None) -> None:
         self._app = app
-        self._view = _view(node, role)
+        self._view = _view(node, role, lock_id)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""

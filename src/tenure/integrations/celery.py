@@ -26,6 +26,7 @@ from typing import Any
 
 from tenure import ConfigError, Election, JobRecord, Node, NotLeader, StoreUnavailable, TenureError, Term, WaitTimeout
 from tenure.integrations import extra, job_name
+from tenure.settings import check_lock_id
 from tenure.tracebacks import without_locals
 
 with extra("celery"):
@@ -39,7 +40,8 @@ log = logging.getLogger("tenure.services")
 
 DEFAULT_ROLE = "beat"
 SETTINGS = ("url", "direct_url", "password", "name", "namespace", "ttl", "takeover", "schema")
-"""The settings of a node that Celery's configuration may have, as ``tenure_url`` and so on, besides ``tenure_role``."""
+"""The settings of a node that Celery's configuration may have, as ``tenure_url`` and so on, besides ``tenure_role``
+and ``tenure_lock_id``."""
 WAIT_S = 1.0
 """How long one tick of a beat that does not lead waits to be elected."""
 RETRY_S = 1.0
@@ -63,12 +65,15 @@ class LeadingMixin:
     _election: Election | None = None
     _term: Term | None = None
     _role = DEFAULT_ROLE
+    _lock_id: int | None = None
     _closer: threading.Thread | None = None
     _said: str | None = None
 
     def setup_schedule(self) -> None:
         """Check the settings, and create the node. The first tick starts it."""
         self._role = self.app.conf.get("tenure_role") or DEFAULT_ROLE
+        lock_id = self.app.conf.get("tenure_lock_id")
+        self._lock_id = None if lock_id is None else check_lock_id(lock_id)
         self._node = Node(**self.node_settings(), start="wait")
         self._last: dict[str, datetime] = {}
         """When the last claimed run of each entry was due, or when its first interval began."""
@@ -80,7 +85,7 @@ class LeadingMixin:
     def node_settings(self) -> dict[str, Any]:
         """Return the settings of the node that are in Celery's configuration. The rest come from the environment."""
         conf = self.app.conf
-        known = {f"tenure_{name}" for name in (*SETTINGS, "role")}
+        known = {f"tenure_{name}" for name in (*SETTINGS, "role", "lock_id")}
         unknown = sorted(name for name in conf if name.startswith("tenure_") and name not in known)
         if unknown:
             raise ConfigError(f"unknown settings {', '.join(unknown)}: use only {', '.join(sorted(known))}")
@@ -92,7 +97,7 @@ class LeadingMixin:
         """Send what is due if this beat leads; return the seconds until the next tick."""
         if self._election is None:
             assert self._node is not None
-            self._election = self._node.start().election(self._role)
+            self._election = self._node.start().election(self._role, lock_id=self._lock_id)
         try:
             term = self._election.wait(WAIT_S)
         except WaitTimeout:

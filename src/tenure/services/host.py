@@ -55,6 +55,7 @@ class BaseServiceHost:
         start_within: float = 30.0,
         stop_within: float | None = None,
         drain_within: float = 10.0,
+        lock_id: int | str | None = None,
     ) -> Any:
         """Run services here while this node leads ``role``. Without services it is a decorator that adds one.
 
@@ -78,6 +79,7 @@ class BaseServiceHost:
             stop_within: seconds for all services of the role to stop when it is lost, a quarter of the TTL by
                 default. The node stops trusting its lease that much earlier. The largest value of all services counts.
             drain_within: seconds for all of them to stop on ``resign()`` and ``close()``, before the role is released.
+            lock_id: the number of an advisory lock that the node must hold to lead (PostgreSQL), as in ``election()``.
 
         Raises:
             ConfigError: for something that is not a service, and for times that leave too little of the TTL.
@@ -85,6 +87,8 @@ class BaseServiceHost:
         if callable(role):
             raise ConfigError('name the role that is to be led: @node.leader_only("scheduler")')
         role = check_name("role", role)
+        if lock_id is not None:
+            self._engine.assign_lock(role, lock_id)
         kept_back = check_stop_within(
             self._engine.settings.ttl / 4 if stop_within is None else stop_within, self._engine.settings
         )

@@ -59,3 +59,4 @@ class LeaderPolicy(EverywherePolicy, total=False):
     on_return: OnReturn | None
     on_stuck: OnStuck
     stop_within: float | None
+    lock_id: int | str | None

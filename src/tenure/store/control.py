@@ -209,6 +209,7 @@ class ControlStore:
         marks = (
             self._step(statements.MARK_RESIGNED, id=me, role=role, token=token) for role, token in request.given_up
         )
+        self._unlock_after()
         self._tell("vacant", me, where=self._step(statements.HOLDS, id=me))
         self.session.run(*marks, self._step(statements.END_SELF, id=me, reason="left"))
         self.release()
@@ -331,8 +332,12 @@ class ControlStore:
             # The notification names the role if any candidate may take it: candidates then try without reading first.
             about = request.member_id if request.reserved_for else f"{request.member_id} {request.role}"
             run(vacate)
+            self._unlock_after(request.role)
             self._tell("vacant", about)
         return messages.Vacated(done=True)
+
+    def _unlock_after(self, role: str | None = None) -> None:
+        """Release the role's lock, or all locks, after the commit and before others are notified (R21)."""
 
     # The namespace ---------------------------------------------------------------------------------------------
 

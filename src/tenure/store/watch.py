@@ -93,6 +93,10 @@ class WatchStore:
             self.watcher.unblock(self.namespace, self.control_pid, request.bound_s)
         return messages.Done()
 
+    def waits(self, request: messages.Look) -> bool:
+        """Whether the look waits on the server. Otherwise the caller waits first."""
+        return request.wait_for is not None
+
     def look(self, request: messages.Look) -> messages.Looked:
         """Wait for a sentinel to be released; read some members; then read which of their sentinels are held.
 

@@ -57,6 +57,9 @@ class MemoryBackend(Backend):
     def cut(self, connection: Any) -> None:
         """Do nothing: there is no connection."""
 
+    def assign_lock(self, role: str, lock_id: int | None) -> None:
+        """Do nothing: no other program could hold the lock."""
+
     def check_fence(self) -> None:
         refuse()
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from tenure.cli.cron.crontab import Entry, digest, parse
-from tenure.cli.options import Seconds, database
+from tenure.cli.options import Seconds, database, lock_option
 from tenure.cli.posix import require_posix
 from tenure.cli.run.command import absolute_url, check_command
 from tenure.errors import ConfigError
@@ -18,6 +18,7 @@ from tenure.errors import ConfigError
 @click.option("--file", "file", type=click.Path(dir_okay=False, path_type=Path), help="A crontab: see above.")
 @click.option("--name", "job", help="The name of the job, if EXPRESSION and COMMAND are given.")
 @click.option("--role", default="cron", show_default=True, help="The role to lead.")
+@lock_option
 @click.option("--zone", default="UTC", show_default=True, help="The time zone, unless the crontab sets CRON_TZ.")
 @click.option("--missed", type=click.Choice(["once", "each", "skip"]), default="once", show_default=True,
               help="What to do about due times that passed while no machine led.")  # fmt: skip

@@ -46,6 +46,7 @@ class CronRunner:
         self, entries: list[Entry], options: dict[str, Any], settings: dict[str, Any], url: str | None
     ) -> None:
         self._role: str = options.pop("role")
+        self._lock_id: str | None = options.pop("lock_id")
         self._grace: float = options.pop("grace")
         self._group_only: bool = options.pop("group_only")
         self._verbose: bool = options.pop("verbose")
@@ -67,7 +68,10 @@ class CronRunner:
         finally:
             guard.close()
         self._node = Node(**self._settings, start="wait")
-        self._node.leader_only(self._role, self._schedule, name="cron", drain_within=self._grace + 5.0)
+        drain_within = self._grace + 5.0
+        self._node.leader_only(
+            self._role, self._schedule, name="cron", drain_within=drain_within, lock_id=self._lock_id
+        )
         self._note(f"stands for role {self._role!r}, with the jobs {', '.join(self._schedule.jobs)}")
         self._node.run()
 

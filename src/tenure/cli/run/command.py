@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from tenure.cli.options import Seconds, database
+from tenure.cli.options import Seconds, database, lock_option
 from tenure.cli.posix import require_posix
 
 INSTEAD = "use node.leader_only() in a Python program"
@@ -19,6 +19,7 @@ INSTEAD = "use node.leader_only() in a Python program"
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--role", required=True, help="The role to lead.")
+@lock_option
 @click.option("--ttl", type=float, help="Seconds for which the lease is good; else TENURE_TTL, else 10.")
 @click.option("--takeover", type=click.Choice(["instant", "strict"]), default="instant", show_default=True,
               help="Act on the death of a leader in milliseconds (instant) or after its TTL (strict).")  # fmt: skip

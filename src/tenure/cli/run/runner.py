@@ -58,6 +58,8 @@ class RunOptions:
     """When that run is due."""
     environment: dict[str, str] = field(default_factory=dict, repr=False)
     """Further variables of the command."""
+    lock_id: str | None = None
+    """The advisory lock that this process must hold to lead."""
 
 
 class Runner:
@@ -110,7 +112,7 @@ class Runner:
                 self._pause(RETRY_S)
 
     def _campaign(self, node: Node) -> int:
-        election = node.election(self._options.role)
+        election = node.election(self._options.role, lock_id=self._options.lock_id)
         threading.Thread(target=self._watch, args=(election,), daemon=True).start()
         pauses = restart_pauses()
         while True:

@@ -12,12 +12,12 @@ from tenure.core import timing
 from tenure.databases import backend
 from tenure.databases.connecting import shut_down_socket
 from tenure.databases.postgres.connect import PostgresConnector
-from tenure.databases.postgres.sentinel import AdvisoryActions, AdvisorySentinel, AdvisoryWatch
+from tenure.databases.postgres.role_locks import LockingStore, LockingWatch, RoleLocks
+from tenure.databases.postgres.sentinel import AdvisoryActions, AdvisorySentinel
 from tenure.databases.postgres.session import PostgresSession
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.settings import NodeSettings
 from tenure.store import statements
-from tenure.store.control import ControlStore
 from tenure.store.dialects import listed
 from tenure.store.session import Step
 from tenure.store.watch import NoSentinel, WatchActions, WatchStore
@@ -25,7 +25,7 @@ from tenure.store.watch import NoSentinel, WatchActions, WatchStore
 log = logging.getLogger("tenure.backends")
 
 
-class PostgresStore(ControlStore):
+class PostgresStore(LockingStore):
     """The control lane, which runs each statement once in advance: PostgreSQL is quicker the second time."""
 
     def _rehearsal(self, member_id: str) -> tuple[Step, ...]:
@@ -49,6 +49,16 @@ class PostgresBackend(backend.Backend):
         self._compared = False
         self._control: PostgresSession | None = None
         self._watching: tuple[int, str] | None = None
+        self._locks = RoleLocks(settings.namespace)
+
+    def assign_lock(self, role: str, lock_id: int | None) -> None:
+        if lock_id is not None and "lease" in (self._settings.mode, self.mode):
+            raise ConfigError(
+                f"role {role!r}: lock_id={lock_id} is a lock of one session, and this node is in mode 'lease', which "
+                "works without: use mode='hybrid', with a direct_url= if the URL leads through a pooler, or leave "
+                "lock_id out"
+            )
+        self._locks.assign(role, lock_id)
 
     def open_control(self, server_answered: backend.TellStart = backend.ignore_start) -> backend.Control:
         session = self._open("control", self._settings.renew_every)
@@ -56,7 +66,7 @@ class PostgresBackend(backend.Backend):
         with backend.closing_on_error(session), self._connector.time_limit(session.connection, backend.OPEN_TIMEOUT_S):
             if session.pooled:
                 self._picked("lease", "the URL leads through a connection pooler")
-                store, opened = self._open_store(session, NoSentinel(self.stop), make=PostgresStore)
+                store, opened = self._open_store(session, NoSentinel(self.stop), make=self._make_store)
                 return store, session, replace(opened, sentinels=False)
             sentinel = AdvisorySentinel(session)
             holds = sentinel.holds()
@@ -65,11 +75,15 @@ class PostgresBackend(backend.Backend):
                     "mode='hybrid' needs advisory locks, which have no effect on this server: use mode='lease' or "
                     "mode='auto'"
                 )
+            if not holds and self._locks:
+                raise StoreUnavailable(
+                    "lock_id= needs advisory locks, which have no effect on this server: leave lock_id out"
+                )
             if self._settings.mode == "lease" or not holds:
                 self._picked("lease", "advisory locks have no effect on this server")
             else:
                 self._picked("hybrid", "the connection is direct and advisory locks hold")
-            store, opened = self._open_store(session, sentinel, sentinel.terminate_silent_member, PostgresStore)
+            store, opened = self._open_store(session, sentinel, sentinel.terminate_silent_member, self._make_store)
             self._compare_urls()
             # A server reads no command from a client while notifications for that client arrive without a pause.
             if self._control is not None and self._control.was_cut:
@@ -78,6 +92,9 @@ class PostgresBackend(backend.Backend):
             session.listen(self._settings.namespace, "vacant")
             store.perform(backend.REHEARSAL)
         return store, session, replace(opened, sentinels=holds)
+
+    def _make_store(self, *given: Any) -> PostgresStore:
+        return PostgresStore(*given, locks=self._locks)
 
     def open_session(self) -> PostgresSession:
         return self._connector.open("registry", backend.LOOK_TIMEOUT_S)
@@ -90,13 +107,16 @@ class PostgresBackend(backend.Backend):
         """Connect a lane; raise PoolerDetected if the mode needs session locks and a pooler shares the session."""
         session = self._connector.open(purpose, statement_timeout_s)
         settings = self._settings
-        if session.pooled and (settings.direct_url or settings.mode in ("hybrid", "lock")):
+        needs_locks = settings.mode in ("hybrid", "lock")
+        if session.pooled and (settings.direct_url or needs_locks or self._locks):
             session.close()
             given = "direct_url" if settings.direct_url else "the URL"
-            what = given if settings.direct_url else f"mode={settings.mode!r} needs a direct connection, and {given}"
+            needs = f"mode={settings.mode!r}" if needs_locks else "lock_id="
+            what = given if settings.direct_url else f"{needs} needs a direct connection, and {given}"
+            remedy = "leave lock_id out" if self._locks else "use mode='lease'"
             raise PoolerDetected(
                 f"{what} leads through a connection pooler, where a session's lock protects nothing: give a "
-                "direct_url= that leads to PostgreSQL itself, or use mode='lease'"
+                f"direct_url= that leads to PostgreSQL itself, or {remedy}"
             )
         return session
 
@@ -149,7 +169,8 @@ class PostgresBackend(backend.Backend):
             return WatchStore(session, NoSentinel(self.stop), WatchActions(), namespace, lambda: None), session
         sentinel = AdvisorySentinel(session)
         watcher = AdvisoryActions(session, sentinel)
-        return AdvisoryWatch(session, sentinel, watcher, namespace, self._connector.knocker(session)), session
+        knock = self._connector.knocker(session)
+        return LockingWatch(session, sentinel, watcher, namespace, knock, locks=self._locks), session
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Any]:

@@ -15,7 +15,6 @@ lease and the token of the other modes are for.
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 
 from tenure import clock
@@ -24,9 +23,10 @@ from tenure.core.messages import Confirmed, Held, Opened, Server, Sighting, Vaca
 from tenure.core.timing import LONG_AGO
 from tenure.databases import backend
 from tenure.databases.postgres.backend import PostgresBackend
+from tenure.databases.postgres.role_locks import NUMBER, ROLE_LOCKS, TRY, UNLOCK, NumberedSentinel, RoleLocks
 from tenure.databases.postgres.sentinel import AdvisorySentinel
 from tenure.databases.postgres.session import PostgresSession
-from tenure.errors import ConfigError, StoreUnavailable
+from tenure.errors import StoreUnavailable
 from tenure.settings import NodeSettings
 from tenure.store.control import ControlStore, Identity
 from tenure.store.session import Session, Step
@@ -36,43 +36,20 @@ FOREVER = float("inf")
 LEFT_FREE_S = 2 * timing.SLICE_S
 """How long a lock that was given up is left to other processes. One that waits for it takes it far sooner."""
 
-_TRY = "select pg_catalog.pg_try_advisory_lock(cast(:lock_id as bigint))"
-_RELEASE = "select pg_catalog.pg_advisory_unlock(cast(:lock_id as bigint))"
 _RELEASE_ALL = "select pg_catalog.pg_advisory_unlock_all()"
-_LOCKS = """
-select cast(l.classid as bigint) << 32 | cast(l.objid as bigint), l.pid
-from pg_catalog.pg_locks l
-where l.locktype = 'advisory' and l.objsubid = 1 and l.mode = 'ExclusiveLock' and l.granted
-  and l.database = (select oid from pg_catalog.pg_database where datname = pg_catalog.current_database())
-"""
+_LOCKS = f"select {NUMBER}, l.pid {ROLE_LOCKS}"
 
 
-class RoleLocks:
-    """Which role has which lock, and which roles the node stands for. The two lanes share it."""
+class DerivedLocks(RoleLocks):
+    """The locks of all roles, and which roles the node stands for."""
 
     def __init__(self, namespace: str) -> None:
+        super().__init__(namespace)
         self.standing: set[str] = set()
         self.left_free_until: dict[str, float] = defaultdict(lambda: LONG_AGO)
         """Until when a lock that was given up is left to others: the server does not show which processes want it."""
-        self._namespace = namespace
-        self._ids: dict[str, int] = {}
-        self._lock = threading.Lock()
 
-    def assign(self, role: str, lock_id: int | None) -> None:
-        """Give the role its lock: the one named, the one it has, or one derived from its name."""
-        with self._lock:
-            known = self._ids.get(role)
-            number = lock_id if lock_id is not None else known if known is not None else self._derived(role)
-            if known not in (None, number):
-                raise ConfigError(f"role {role!r} already has lock_id={known} in this node: give that, not {lock_id}")
-            if other := next((name for name, taken in self._ids.items() if taken == number and name != role), None):
-                raise ConfigError(f"lock_id={number} is the lock of role {other!r}: give role {role!r} another")
-            self._ids[role] = number
-
-    def __getitem__(self, role: str) -> int:
-        return self._ids[role]
-
-    def _derived(self, role: str) -> int:
+    def _default(self, role: str) -> int:
         import hashlib  # noqa: PLC0415 - it loads OpenSSL, which is only needed here
 
         digest = hashlib.sha256(f"tenure {self._namespace}\0{role}".encode()).digest()
@@ -87,7 +64,7 @@ def holders(session: Session) -> dict[int, int]:
 class LockStore(ControlStore):
     """The control lane's requests, answered by locks on the control connection."""
 
-    def __init__(self, session: PostgresSession, namespace: str, identity: Identity, role_locks: RoleLocks) -> None:
+    def __init__(self, session: PostgresSession, namespace: str, identity: Identity, role_locks: DerivedLocks) -> None:
         super().__init__(session, AdvisorySentinel(session), namespace, identity)
         self._locks = role_locks
         self._server = lock_server(session)
@@ -130,7 +107,7 @@ class LockStore(ControlStore):
         for role in request.roles:
             self._count += 1
             self._terms[role] = self._count
-        tries = self.session.read(*(Step(_TRY, {"lock_id": self._locks[role]}) for role in missing))
+        tries = self.session.read(*(Step(f"select {TRY}", {"lock_id": self._locks[role]}) for role in missing))
         refused = {role for role, tried in zip(missing, tries, strict=True) if not tried.rows[0][0]}
         for role in refused:
             del self._terms[role]
@@ -139,7 +116,7 @@ class LockStore(ControlStore):
     def _vacate(self, request: messages.Vacate) -> messages.Vacated:
         if request.role in self._terms:
             self._locks.left_free_until[request.role] = clock.now() + LEFT_FREE_S
-            self.session.read(Step(_RELEASE, {"lock_id": self._locks[request.role]}))
+            self.session.read(Step(UNLOCK, {"lock_id": self._locks[request.role]}))
             # Deleted after the release: a release that fails is requested again.
             del self._terms[request.role]
         return messages.Vacated(done=True)
@@ -160,18 +137,11 @@ class LockStore(ControlStore):
         return held.get(self._locks[role]) == self.session.pid
 
 
-class LockSentinel(AdvisorySentinel):
-    """Waits for a role's lock instead of a member's."""
-
-    def lock(self, key: int) -> str:
-        return f"cast({int(key)} as bigint)"
-
-
 class LockWatch(WatchStore):
     """The watch lane's requests. A role whose lock another process holds counts as a member to wait for."""
 
-    def __init__(self, session: PostgresSession, namespace: str, role_locks: RoleLocks) -> None:
-        self._waiter = LockSentinel(session)
+    def __init__(self, session: PostgresSession, namespace: str, role_locks: DerivedLocks) -> None:
+        self._waiter = NumberedSentinel(session)
         super().__init__(session, self._waiter, WatchActions(), namespace, lambda: None)
         self._locks = role_locks
         self._server = lock_server(session)
@@ -207,7 +177,7 @@ class LockBackend(PostgresBackend):
 
     def __init__(self, settings: NodeSettings) -> None:
         super().__init__(settings)
-        self._locks = RoleLocks(settings.namespace)
+        self._locks: DerivedLocks = DerivedLocks(settings.namespace)
 
     def assign_lock(self, role: str, lock_id: int | None) -> None:
         self._locks.assign(role, lock_id)

@@ -88,7 +88,7 @@ _TERMINATE_REPLACED = """
 select pg_catalog.pg_terminate_backend(a.pid) from pg_catalog.pg_stat_activity a
 where a.pid = :pid and cast(extract(epoch from a.backend_start) as text) = :started
 """
-_REGISTERED = """
+REGISTERED = """
     (a.pid = m.control_pid and cast(extract(epoch from a.backend_start) as text) = m.control_start
      or a.pid = m.watch_pid and cast(extract(epoch from a.backend_start) as text) = m.watch_start)
 """
@@ -96,11 +96,11 @@ _EVICT = (
     """
 select a.pid, pg_catalog.pg_terminate_backend(a.pid)
 from {{members}} m join pg_catalog.pg_stat_activity a on a.datname = pg_catalog.current_database() and"""
-    + _REGISTERED
+    + REGISTERED
     + """
 where m.namespace = :namespace and m.id in {{listed}} and m.ended_at is not null
   and not exists (select 1 from {{members}} m where m.ended_at is null and"""
-    + _REGISTERED
+    + REGISTERED
     + """)
 """
 )
@@ -109,7 +109,7 @@ _OUST = (
     """
 select a.pid, pg_catalog.pg_terminate_backend(a.pid, 500)
 from {{members}} m join pg_catalog.pg_stat_activity a on a.datname = pg_catalog.current_database() and"""
-    + _REGISTERED
+    + REGISTERED
     + """
 where m.namespace = :namespace and m.id = :id and m.ended_at is null and m.renewals = :renewals
 """
@@ -120,7 +120,7 @@ select b.pid, case when
     a.usename = session_user
     and a.xact_start < pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => :bound_s)
     and not exists (select 1 from {{members}} m where m.ended_at is null and"""
-    + _REGISTERED
+    + REGISTERED
     + """)
     then pg_catalog.pg_terminate_backend(b.pid) end
 from pg_catalog.unnest(pg_catalog.pg_blocking_pids(:control_pid)) as b(pid)

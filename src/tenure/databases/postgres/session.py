@@ -176,6 +176,10 @@ class PostgresSession(LaneSession):
         else:
             self._untold.append(Step(f"{_NOTIFY} where exists ({where.text})", parameters | where.parameters))
 
+    def follow(self, *steps: Step) -> None:
+        """Run steps right after the next transaction, if it commits, and before the notifications that follow."""
+        self._untold.extend(steps)
+
     def _tell(self) -> None:
         """Send the notifications, in a transaction that the server skips if the one before it failed."""
         if self._untold:

@@ -8,18 +8,21 @@ from typing import Any, TypeVar
 
 from django.core.management.base import BaseCommand, CommandError
 
-from tenure import Fenced, LeadershipLost, Node, TenureError, WaitTimeout
+from tenure import Election, Fenced, LeadershipLost, Node, TenureError, WaitTimeout
 from tenure.integrations.django.conf import node_arguments
 
 CommandT = TypeVar("CommandT", bound=BaseCommand)
 
 
-def leader_command(role: str, *, wait: bool | float = True) -> Callable[[type[CommandT]], type[CommandT]]:
+def leader_command(
+    role: str, *, wait: bool | float = True, lock_id: int | str | None = None
+) -> Callable[[type[CommandT]], type[CommandT]]:
     """Let a command's ``handle()`` run only while this process leads ``role``: a decorator for its class.
 
     ``wait`` is what the command does while another node leads: wait (True), wait so many seconds (a number), or exit
     (False). ``handle()`` finds the term in ``self.term``. It should call ``self.term.ensure()`` from time to time, and
     fence its writes. Nothing stops it from outside: if it must not outlive its term, use ``manage.py tenure_run``.
+    ``lock_id`` is that of ``node.election()``.
 
     The exit codes are those of ``tenure run``, with a line that gives the reason: 75 another node leads, 124 not
     elected in time, 76 leadership lost, 2 the database cannot be used.
@@ -34,7 +37,8 @@ def leader_command(role: str, *, wait: bool | float = True) -> Callable[[type[Co
         def led(self: Any, *args: Any, **options: Any) -> Any:
             try:
                 with Node(**node_arguments()) as node:
-                    _stand(node, role, wait, self.stderr, options.get("verbosity", 1))
+                    election = node.election(role, lock_id=lock_id)
+                    _stand(election, role, wait, self.stderr, options.get("verbosity", 1))
                     with node.lead(role, timeout=None if wait is True else float(wait)) as term:
                         self.term = term
                         return handle(self, *args, **options)
@@ -51,11 +55,10 @@ def leader_command(role: str, *, wait: bool | float = True) -> Callable[[type[Co
     return decorate
 
 
-def _stand(node: Node, role: str, wait: bool | float, stderr: Any, verbosity: int) -> None:
-    """Stand for the role until the election is decided. If another node leads, say so; exit if ``wait`` is False."""
+def _stand(election: Election, role: str, wait: bool | float, stderr: Any, verbosity: int) -> None:
+    """Wait until the election is decided. If another node leads, say so; exit if ``wait`` is False."""
     from tenure.cli import exit_codes, internals  # noqa: PLC0415 - as above
 
-    election = node.election(role)
     patience_s = exit_codes.DECIDED_WITHIN_S if wait is False else 1.0
     internals.wait_for(election, lambda: election.is_leader or internals.is_decided(election), patience_s)
     if election.is_leader:

@@ -35,6 +35,7 @@ class Command(BaseCommand):  # type: ignore[misc]
         """Add the options. They come before the command: everything after the command is its arguments."""
         add = parser.add_argument
         add("--role", help="The role to lead; by default the command's name.")
+        add("--lock-id", help="An advisory lock of PostgreSQL that this process must hold to lead, such as 42 or 0x2A.")
         add("--restart", action="store_true", help="Never exit: lead and run COMMAND again.")
         add("--no-wait", action="store_true", help="Exit with 75 at once if another node leads.")
         add("--wait-timeout", type=_seconds, help="Exit with 124 if not elected within this many seconds.")
@@ -65,6 +66,7 @@ class Command(BaseCommand):  # type: ignore[misc]
             role=options["role"] or options["command"],
             command=(*_this_program(), options["command"], *path, *options["arguments"]),
             verbose=options["verbosity"] > 1,
+            lock_id=options["lock_id"],
             **{name: options[name] for name in PASSED_ON},
         )
         try:
