@@ -30,6 +30,7 @@ import tenure
 from benchmarks.guards import cpu_s
 from tenure.core import messages
 from tenure.core.evidence import Evidence
+from tenure.core.servers import Server
 from tenure.databases.postgres import sentinel
 from tenure.store.control import KEPT_MEMBERS
 from tests.support.servers import PostgresServer, postgres_installations
@@ -58,7 +59,7 @@ select 'default', 'r', id from tenure.members where ended_at is null on conflict
 """
 
 
-def add_members(connection: Any, number: int, server: messages.Server) -> None:
+def add_members(connection: Any, number: int, server: Server) -> None:
     """Add rows of members, which have their sentinels on this connection, and of as many ended ones as are kept."""
     described = {"start": server.start, "incarnation": server.incarnation}
     connection.execute(_MEMBERS, {**described, "number": KEPT_MEMBERS})

@@ -16,6 +16,7 @@ from tenure import stats
 from tenure.core import messages
 from tenure.core.messages import Held, Joined, Renew, Standing, Vacancy
 from tenure.core.roles import Roles
+from tenure.core.servers import Server
 from tenure.events import Deposed, Elected, EndReason, LeaderChanged, Resumed, Suspended
 from tests.support.store_by_hand import QUICK, Desk, Nodes, connected, execute, fork, until
 
@@ -76,7 +77,7 @@ def test_only_what_renews_the_lease_counts_as_a_renewal():
 def test_joining_counts_as_the_beginning_of_the_lease_only_if_it_worked():
     recorder, candidacy = standing()
     recorder.started(1.0)
-    join = messages.Join(messages.Member("me", "a", 10.0, "instant", 1), messages.Server("start", "line"))
+    join = messages.Join(messages.Member("me", "a", 10.0, "instant", 1), Server("start", "line"))
     recorder.answered(join, Joined(sentinel=False), candidacy, 0.1, 2.0)
     assert recorder.renewed_at == 1.0
     recorder.answered(join, Joined(sentinel=True), candidacy, 0.1, 3.0)

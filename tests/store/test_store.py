@@ -12,7 +12,8 @@ import pytest
 from tenure import Registry
 from tenure.core import messages
 from tenure.core.evidence import NEIGHBOURS
-from tenure.core.messages import Server, Verdict
+from tenure.core.messages import Verdict
+from tenure.core.servers import Server
 from tenure.store.session import Failed, Gone, Step
 from tests.support.store_by_hand import Desk, connected, execute, table, until
 

@@ -11,7 +11,7 @@ promoted replica lacks only younger commits, so it has the raise, and its nodes 
 from __future__ import annotations
 
 from tenure.core import timing
-from tenure.core.messages import Confirmed, Server
+from tenure.core.servers import Confirmed, Server
 
 
 class Confirmation:

@@ -23,7 +23,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tenure.core import timing
-from tenure.core.messages import Looked, Server, Sighting, Verdict
+from tenure.core.messages import Looked, Sighting, Verdict
+from tenure.core.servers import Server
 from tenure.events import EndReason
 
 NEIGHBOURS = 4

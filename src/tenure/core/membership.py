@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 from tenure.core import timing
 from tenure.core.backoff import Backoff
-from tenure.core.messages import Member, Server
+from tenure.core.messages import Member
+from tenure.core.servers import Server
 
 Phase = enum.Enum("Phase", "NONE JOINING LIVE DOUBT RESUMING LEAVING GONE")
 """The phases of a membership."""

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from itertools import islice
 
-from tenure.core.messages import Acquire, Acquired, Held, Renew, Server, Stand, Vacancy, Vacate
+from tenure.core.messages import Acquire, Acquired, Held, Renew, Stand, Vacancy, Vacate
+from tenure.core.servers import Server
 from tenure.core.timing import LONG_AGO, NEVER, RETRY_S, server_patience, silence
 from tenure.events import Deposed, Elected, EndReason, Event
 

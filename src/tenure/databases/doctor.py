@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from tenure.core import timing
-from tenure.core.messages import Confirmed
+from tenure.core.servers import Confirmed
 from tenure.databases.connecting import Connector
 from tenure.databases.guards import guarded_tables
 from tenure.databases.hosts import Host

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tenure import clock
 from tenure.core import messages, timing
 from tenure.core.membership import Phase
+from tenure.core.servers import Confirmed
 from tenure.databases.backend import check_permitted
 from tenure.engine.lane import Lane
 from tenure.errors import ConfigError, NodeClosed, StoreUnavailable, TenureError
@@ -212,7 +213,7 @@ class ControlLane(Lane):
                 *(name, engine.ttl, engine.settings.ttl, timing.RIPENS_AFTER_S / 60),
             )
 
-    def _report_replication(self, confirmed: messages.Confirmed) -> None:
+    def _report_replication(self, confirmed: Confirmed) -> None:
         """Log once per change whether what an operator said about promotions is true (R17)."""
         unkept = confirmed.loses_nothing and not confirmed.replicated
         if unkept == self._unkept:

@@ -30,7 +30,8 @@ from typing import Any
 from tenure import clock
 from tenure.core import messages, timing
 from tenure.core.evidence import Evidence
-from tenure.core.messages import MANUAL, Server, Sighting, Verdict
+from tenure.core.messages import MANUAL, Sighting, Verdict
+from tenure.core.servers import Confirmed, Server
 from tenure.errors import ConfigError
 from tenure.settings import check_encoding
 from tenure.store import records, statements
@@ -209,7 +210,7 @@ class ManualElection:
                 ttl = confirmed.ripe_ttl
         return server, ttl
 
-    def _refuse_word(self, confirmed: messages.Confirmed) -> None:
+    def _refuse_word(self, confirmed: Confirmed) -> None:
         """Refuse a namespace whose promotions lose nothing (R17): a candidate cannot see a commit that did not wait."""
         if confirmed.loses_nothing:
             raise ConfigError(

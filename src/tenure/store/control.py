@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tenure.core import messages, timing
-from tenure.core.messages import Confirmed, Held, Vacancy
+from tenure.core.messages import Held, Vacancy
+from tenure.core.servers import Confirmed, Server
 from tenure.store import job_statements, statements, tables, tidy_statements
 from tenure.store.dialects import listed
 from tenure.store.session import Failed, Gone, Result, Sentinel, Session, Step
@@ -83,7 +84,7 @@ class ControlStore:
                 raise Gone("the tables were dropped: the node creates them again when it reconnects") from error
             raise
 
-    def open(self, ttl: float | None) -> tuple[messages.Server, Confirmed]:
+    def open(self, ttl: float | None) -> tuple[Server, Confirmed]:
         """Return which server this is, and on which server the namespace's tables are trusted.
 
         Create the namespace if it is missing. ``ttl`` is the TTL of a node that will join, and None for a caller that
@@ -134,7 +135,7 @@ class ControlStore:
         """Return steps that make a later takeover quicker, if the database runs them faster the second time."""
         return ()
 
-    def entry(self, member: messages.Member, server: messages.Server) -> Step:
+    def entry(self, member: messages.Member, server: Server) -> Step:
         """Return the step that inserts a member's row."""
         return self._step(
             statements.JOIN,
@@ -410,7 +411,7 @@ class ControlStore:
         return dict(zip(names, (self.session.pid, self.session.started, *self.watch_backend), strict=True))
 
 
-def confirmed(result: Result, server: messages.Server) -> Confirmed:
+def confirmed(result: Result, server: Server) -> Confirmed:
     """Return the contents of a namespace's row; raise ``Gone`` if this connection cannot work with them."""
     if not result.rows:
         raise Gone("the namespace was deleted: the node creates it again when it reconnects")

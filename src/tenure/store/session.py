@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from tenure.core.messages import Server
+from tenure.core.servers import Server
 from tenure.store import statements
 from tenure.store.dialects import Dialect
 

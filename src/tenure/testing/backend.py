@@ -11,7 +11,8 @@ import time
 from typing import Any, NoReturn
 
 from tenure.core import messages
-from tenure.core.messages import Confirmed, Held, Opened, Server, Vacancy
+from tenure.core.messages import Held, Opened, Vacancy
+from tenure.core.servers import Confirmed, Server
 from tenure.core.timing import MAX_TTL_S
 from tenure.databases.backend import Backend, Control, TellStart, Watch, ignore_start, this_process
 from tenure.errors import ConfigError, StoreUnavailable

@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 from tenure.core import messages
-from tenure.core.messages import Confirmed, Held, Server, Sighting
+from tenure.core.messages import Held, Sighting
 from tenure.core.protocol import NodeProtocol, ProtocolOptions
+from tenure.core.servers import Confirmed, Server
 
 TTL = 10.0
 EVERY = TTL / 4

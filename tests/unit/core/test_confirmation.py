@@ -8,7 +8,8 @@ import pytest
 
 from tenure.core import timing
 from tenure.core.confirmation import Confirmation
-from tenure.core.messages import Acquire, Confirm, Join, Open, Opened, Renew, Ripen, Server, Standing
+from tenure.core.messages import Acquire, Confirm, Join, Open, Opened, Renew, Ripen, Standing
+from tenure.core.servers import Server
 from tests.unit.core.scripted import CONFIRMED, EVERY, SERVER, SILENCE, TTL, ScriptedNode
 
 PROMOTED = Server("start 9", "system:2", 2, promoted=True)

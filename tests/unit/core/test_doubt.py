@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tenure.core.messages import Held, Join, Open, Opened, Renew, Resume, Server, Stand, Standing
+from tenure.core.messages import Held, Join, Open, Opened, Renew, Resume, Stand, Standing
+from tenure.core.servers import Server
 from tenure.events import Deposed, Elected, Resumed, Suspended
 from tests.unit.core.scripted import CONFIRMED, EVERY, FAILS, LOST, RESTARTED, SERVER, TRUST, ScriptedNode, leader
 

@@ -8,23 +8,9 @@ from __future__ import annotations
 import dataclasses
 
 from tenure.core.backoff import HEED_AT_ONCE, HEED_EVERY_S
-from tenure.core.messages import (
-    Acquire,
-    Acquired,
-    Confirmed,
-    End,
-    Held,
-    Join,
-    Leave,
-    Open,
-    Opened,
-    Renew,
-    Resume,
-    Server,
-    Stand,
-    Standing,
-)
+from tenure.core.messages import Acquire, Acquired, End, Held, Join, Leave, Open, Opened, Renew, Resume, Stand, Standing
 from tenure.core.roles import Roles
+from tenure.core.servers import Confirmed, Server
 from tenure.events import Deposed, Elected, Resumed, Suspended
 from tests.unit.core.scripted import CONFIRMED, EVERY, LOST, RESTARTED, SERVER, ScriptedNode, leader, member
 

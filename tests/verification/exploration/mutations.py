@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tenure.core import messages
+from tenure.core.servers import Confirmed, Server
 from tests.verification.exploration.worlds import INSTANT, STRICT, World
 from tests.verification.simulation.model import MemberRow, ModelStore, RoleRow, Tables
 
@@ -68,7 +69,7 @@ class RipeAtOnce(Tables):
 
 
 class ConfirmedAtOnce(ModelStore):
-    def open(self, ttl: float | None) -> tuple[messages.Server, messages.Confirmed]:
+    def open(self, ttl: float | None) -> tuple[Server, Confirmed]:
         server, confirmed = super().open(ttl)
         if confirmed.made_on_a_promoted_server:
             confirmed = self.tables.confirmed = dataclasses.replace(confirmed, incarnation=server.incarnation)

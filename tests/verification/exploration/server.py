@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tenure.core import messages, timing
+from tenure.core.servers import Confirmed, Server
 from tests.verification.exploration.forms import plain
 from tests.verification.exploration.lines import CLOSED
 from tests.verification.exploration.names import OLDEST, called
@@ -74,9 +75,9 @@ class Base:
         return flags, plain(self.tables), plain(self.image)
 
     @property
-    def identity(self) -> messages.Server:
+    def identity(self) -> Server:
         promoted = self.timeline > 1
-        return messages.Server(f"start-{self.start}", f"system:{self.timeline}", self.timeline, promoted=promoted)
+        return Server(f"start-{self.start}", f"system:{self.timeline}", self.timeline, promoted=promoted)
 
     @property
     def living(self) -> frozenset[str]:
@@ -180,7 +181,7 @@ class Base:
 
     def raise_limit(self, seconds: float) -> None:
         """Begin with a namespace whose largest TTL was raised just now; the replica lacks it."""
-        self.tables.confirmed = messages.Confirmed(self.identity.incarnation, 0, self.max_ttl, self.max_ttl)
+        self.tables.confirmed = Confirmed(self.identity.incarnation, 0, self.max_ttl, self.max_ttl)
         self.tables.limit_by = "operator"
         self.do_snapshot()
         self.tables.limit_ttl(seconds)

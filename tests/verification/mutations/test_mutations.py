@@ -138,7 +138,7 @@ MUTATIONS = [
         TWO_LEADERS,
         (
             (
-                "core/messages.py",
+                "core/servers.py",
                 "return self.loses_nothing and server.follows(before)",
                 "return server.follows(before)",
             ),
@@ -222,7 +222,7 @@ MUTATIONS = [
         TWO_LEADERS,
         (
             (
-                "core/messages.py",
+                "core/servers.py",
                 "max(self.max_ttl, timing.DEFAULT_MAX_TTL_S) if self.made_on_a_promoted_server else self.max_ttl",
                 "self.max_ttl",
             ),
@@ -235,7 +235,7 @@ MUTATIONS = [
         (
             ("store/statements.py", ' and coalesce(m.place, {place}) = {place}"', '"'),
             (
-                "core/messages.py",
+                "core/servers.py",
                 """        return f"{self.incarnation} {self.place}"
 
     @property
@@ -246,7 +246,7 @@ MUTATIONS = [
     def floor""",
             ),
             (
-                "core/messages.py",
+                "core/servers.py",
                 """        return f"{self.incarnation} {self.place}"
 
     @property

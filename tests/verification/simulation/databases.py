@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tenure.core import messages
-from tenure.core.messages import Server
+from tenure.core.servers import Server
 from tenure.databases.sqlite.schema import SqliteSchema
 from tenure.store import migrations, statements
 from tenure.store.control import ControlStore, Identity

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tenure.core import messages, timing
-from tenure.core.messages import Confirmed, Held, Server, Sighting, Vacancy
+from tenure.core.messages import Held, Sighting, Vacancy
+from tenure.core.servers import Confirmed, Server
 from tenure.store.session import Failed, Gone
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tenure.core import messages, timing
 from tenure.core.membership import Phase
 from tenure.core.protocol import NodeProtocol, ProtocolOptions
+from tenure.core.servers import Confirmed, Server
 from tenure.core.timing import NEVER
 from tenure.store.session import Failed, Gone
 from tests.verification.simulation.core import Clock, Core, Timer
@@ -393,7 +394,7 @@ class SimNode:
         up.send(arrive)
         self._timer(lane + " connect", "keeper", self.now + self.connect_timeout_s, lambda: finish(None))
 
-    def _open(self, connection: Connection) -> tuple[messages.Server, messages.Confirmed]:
+    def _open(self, connection: Connection) -> tuple[Server, Confirmed]:
         """Find or create the namespace. If no operator has set its largest TTL, nodes do."""
         work, max_ttl = connection.work, self.server.max_ttl
         if max_ttl is None:

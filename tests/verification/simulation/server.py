@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tenure.core import messages, timing
-from tenure.core.messages import Server
+from tenure.core.servers import Server
 from tenure.store.session import Failed, Gone
 from tests.verification.simulation.core import Clock, Core, Timer
 from tests.verification.simulation.databases import ModelDatabase, SqlDatabase

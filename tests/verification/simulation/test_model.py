@@ -17,7 +17,8 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from tenure.core import messages
-from tenure.core.messages import Member, Server, Verdict
+from tenure.core.messages import Member, Verdict
+from tenure.core.servers import Server
 from tests.verification.simulation.databases import ModelDatabase, SqlDatabase
 from tests.verification.simulation.model import ModelStore, RoleRow
 

@@ -19,7 +19,8 @@ from collections import defaultdict
 
 from tenure import clock
 from tenure.core import messages, timing
-from tenure.core.messages import Confirmed, Held, Opened, Server, Sighting, Vacancy
+from tenure.core.messages import Held, Opened, Sighting, Vacancy
+from tenure.core.servers import Confirmed, Server
 from tenure.core.timing import LONG_AGO
 from tenure.databases import backend
 from tenure.databases.postgres.backend import PostgresBackend

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 
 from tenure import fork
-from tenure.core.messages import Server
+from tenure.core.servers import Server
 from tenure.databases.sqlite.filesystem import DatabaseFile
 from tenure.databases.sqlite.schema import SqliteSchema
 from tenure.store.dialects import SQLITE
