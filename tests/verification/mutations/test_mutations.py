@@ -136,13 +136,7 @@ MUTATIONS = [
         "confirmed at once on a line that may lack commits",
         "promotion-lacks-acquire",
         TWO_LEADERS,
-        (
-            (
-                "core/servers.py",
-                "return self.loses_nothing and server.follows(before)",
-                "return server.follows(before)",
-            ),
-        ),
+        (("core/servers.py", "return self.loses_nothing and server.follows(before)", "return server.follows(before)"),),
     ),
     Mutation(
         "a commit counts although its wait for the replica was cancelled",
