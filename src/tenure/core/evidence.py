@@ -28,11 +28,11 @@ from tenure.core.servers import Server
 from tenure.events import EndReason
 
 NEIGHBOURS = 4
-"""How many members before it a node looks at while one of them is well."""
+"""How many of the members before it a node reads, as long as one of these is well."""
 TURN_S = 0.1
 """How long a node waits for each living node that is nearer to a dead member; up to twice as long."""
 NOT_URGENT = 3
-"""So many turns later a node acts on the death of a member that held nothing: the roles of others come first."""
+"""How many more turns a node waits if the dead member held nothing, so that members with roles come first."""
 
 
 class Evidence:

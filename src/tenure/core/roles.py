@@ -25,7 +25,7 @@ from tenure.events import Deposed, Elected, EndReason, Event
 FEW_ROLES = 1000
 """A node with at most this many roles reads all of them with each renewal (R20)."""
 READ_ROLE_S = 0.001
-"""A node with more roles reads all of them after as many times this as there are roles."""
+"""A node with more roles reads all of them at an interval of this many seconds per role."""
 LOOKED_AT = 32
 """Of how many roles a node looks at the holders itself. Beyond that, it relies on the ring (R19)."""
 

@@ -67,7 +67,7 @@ class Service:
             raise ConfigError(f"service {self.name!r} is a schedule, which runs on the leader: use leader_only()")
         if self.is_object:
             if inspect.isclass(self.target):
-                raise ConfigError(f"service {self.name!r} is a class: give an object of it, {self.name}()")
+                raise ConfigError(f"service {self.name!r} is a class: give an instance, {self.name}()")
             if self.on_return is not None:
                 raise ConfigError(
                     f"service {self.name!r} is an object with start() and stop(), which does not return: leave "

@@ -130,6 +130,7 @@ SHOWN = {
     "fence that ignores the incarnation": Showing(
         "the fence lets", _in(INSTANT, "cut a", "promotion", budget=2, tables=FenceAnywhere)
     ),
+    "a leader in doubt claims its role": Showing(LEADERS, _in(INSTANT, "cut a", "promotion", budget=2)),
     "adoption of a dropped token": Showing("again|after", _in(STRICT, "isolate")),
     "an answer after the deadline revives a term": Showing("after it had lapsed", _in(STRICT, "slow control down")),
     "elected although trust has lapsed": Showing("without trust in it", _in(ALONE, "slow control down", settled=False)),
@@ -161,4 +162,14 @@ NOT_SHOWN = {
     "a renewal after a lost answer reads only what changed": "the small world has one role",
     "a renewal that reads what changed reads no requests": "the small world has one role, and no operator",
     "a renewal that reads what changed misses the roles of ended members": "the small world has one role",
+    "a leader that meets a promoted server waits as the others do": "what breaks is a bound in time",
+    "a claim respects the holder that a promoted server shows": "what breaks is a bound in time",
+    "a leader claims its role although its trust is over": "the search takes minutes; the simulator shows it at once",
+    "a late claim takes a role from its new leader": "the small world has no request that outlasts the largest TTL",
+    "a claim outlives the server that it was for": "the small world has one promotion",
+    "every node that sees a death acts at once": "what breaks is a number of requests, in a fleet",
+    "every node that sees a vacant role tries for it at once": "what breaks is a number of requests, in a fleet",
+    "only the next member on the ring acts on a death": "what breaks is a bound in time",
+    "a member that held nothing is not ended": "what breaks is a bound in time: silence ends it",
+    "nodes that a notification made renew together go on doing so": "what breaks is a load, in a fleet",
 }

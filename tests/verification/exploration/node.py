@@ -15,7 +15,6 @@ from tenure.core import messages, timing
 from tenure.core.membership import Phase
 from tenure.core.protocol import NodeProtocol, ProtocolOptions
 from tenure.core.timing import LONG_AGO
-from tenure.core.watch_lane import SOON_S
 from tenure.events import Elected
 from tests.verification.exploration.forms import form
 from tests.verification.exploration.lines import CLOSE, CLOSED, FAILED, Line
@@ -73,8 +72,9 @@ class Place:
         """Drop what is remembered and decides nothing more."""
         assert self.protocol
         watch, roles = self.protocol._watch, self.protocol.roles
-        if self.now >= watch._vacancy_swept_at + SOON_S:
-            watch._vacancy_swept_at = LONG_AGO
+        # Whatever is due has been so for equally long.
+        if self.now >= watch._sweep_at:
+            watch._sweep_at = LONG_AGO
         for role in [role for role, (_, until) in roles._stand_back.items() if self.now >= until]:
             del roles._stand_back[role]
 

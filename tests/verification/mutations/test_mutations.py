@@ -401,7 +401,13 @@ MUTATIONS = [
         "an adopted term is acquired again",
         "lost-acquire",
         "although its term of s was",
-        (("core/roles.py", "            self.wanted.discard(role)\n            self.busy", "            self.busy"),),
+        (
+            (
+                "core/roles.py",
+                "            self.wanted.discard(role)\n            self.claims",
+                "            self.claims",
+            ),
+        ),
     ),
     Mutation(
         "verdicts forgotten that came in while others were carried out",

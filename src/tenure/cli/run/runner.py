@@ -190,7 +190,7 @@ class Runner:
         return True
 
     def _supervise(self, node: Node, election: Election, term: Term, run: Run | None) -> tuple[int, str | None]:
-        """Run the command until it has ended; return its exit code, and why it had to end, if it had to."""
+        """Run the command until it has ended; return its exit code, and why the term was lost (None if it was not)."""
         if not self._guard.alive:
             self._guard = GuardProcess(group_only=self._options.group_only)
         command = GuardedCommand(self._options, node, term, self._guard)

@@ -29,7 +29,7 @@ where l.locktype = 'advisory' and l.objsubid = 1 and l.mode = 'ExclusiveLock' an
   and l.database = (select oid from pg_catalog.pg_database where datname = pg_catalog.current_database())
 """
 NUMBER = "(cast(l.classid as bigint) << 32 | cast(l.objid as bigint))"
-"""The locks that are held by one number, and that number."""
+"""The number of a lock in ``ROLE_LOCKS``, which are the locks of this database that have one number."""
 TRY = "pg_catalog.pg_try_advisory_lock(cast(:lock_id as bigint))"
 UNLOCK = "select pg_catalog.pg_advisory_unlock(cast(:lock_id as bigint))"
 

@@ -39,7 +39,7 @@ CLASS_ID = 0x54454E55
 """The first half of every key: "TENU". The second half is the member's random number."""
 
 READ_LOCK_S = 0.01
-"""A look reads the server's list of locks after as many times this as the list had entries: a short list each time."""
+"""How long looks leave out the server's list of locks, for each entry that it had. Every look reads a short list."""
 COMPLAIN_EVERY_S = 60.0
 LOOK_FOR_BLOCKERS_S = 0.3
 """How long to search for blockers: longer than the control connection's pause between two waits for a busy role."""
