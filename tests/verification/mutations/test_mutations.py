@@ -404,8 +404,8 @@ MUTATIONS = [
         (
             (
                 "core/roles.py",
-                "            self.wanted.discard(role)\n            self.claims",
-                "            self.claims",
+                "            self.wanted.discard(role)\n            self.claims.discard(role)\n            self.busy",
+                "            self.claims.discard(role)\n            self.busy",
             ),
         ),
     ),
