@@ -55,8 +55,9 @@ def init(max_ttl: float | None, promotion: str | None, url: str | None, namespac
 
     Nodes do that themselves. Use this command if their database user may not create tables, or to set the largest
     permitted TTL. If you do not set it, nodes do: it is the longest TTL of any node, and at least 10 s. After the
-    promotion of a replica, every node waits for the largest TTL, unless you say that a promotion loses nothing.
-    Say that only if replication is synchronous, and only a synchronous replica is ever promoted.
+    promotion of a replica, no node is elected until the largest TTL has passed. Exceptions: a strict leader that still
+    trusts its lease takes its role at once, and no node waits if you say that a promotion loses nothing. Say that only
+    if replication is synchronous, and only a synchronous replica is ever promoted.
 
     \b
     tenure init --url postgresql://owner@localhost/app

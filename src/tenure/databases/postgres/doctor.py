@@ -227,7 +227,8 @@ def _replication(case: Case) -> Iterator[Finding]:
     elif replicas:
         text = (
             f"{many}, asynchronous: a promoted one may lack the last terms, so no node is elected there for the "
-            "largest permitted TTL, and its tokens are above all of the old server's"
+            "largest permitted TTL, except a strict leader that still trusts its lease; its tokens are above all of the "
+            "old server's"
         )
         yield ok("replication", text)
     else:
