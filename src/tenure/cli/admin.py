@@ -8,7 +8,7 @@ import time
 import click
 
 from tenure import Registry, fence_sql, tables_sql
-from tenure.cli.internals import grants_sql
+from tenure.cli.internals import grants_sql, promotion_is_kept
 from tenure.cli.options import Seconds, as_json, database, schema_option
 from tenure.cli.output import print_json, report_errors, without_password
 from tenure.durations import exact
@@ -69,6 +69,13 @@ def init(max_ttl: float | None, promotion: str | None, url: str | None, namespac
     limit = "" if max_ttl is None else f"; the largest TTL of namespace {registry.namespace!r} is {exact(max_ttl)}"
     word = "" if promotion is None else f"; namespace {registry.namespace!r} has promotion={promotion}"
     click.echo(f"the tables are up to date, in version {version}{limit}{word}")
+    # No refusal: right after a promotion, the tool that set synchronous_standby_names may not have set it again yet.
+    if promotion is not None and not promotion_is_kept(registry):
+        click.echo(
+            "warning: synchronous_standby_names is empty: commits do not wait for a replica, and a promotion now could "
+            "give two leaders; set it, or run `tenure init --promotion may-lose`",
+            err=True,
+        )
 
 
 def _wait_for_leases(seconds: float) -> None:
