@@ -81,10 +81,10 @@ def test_status_shows_what_is_waited_for_and_until_when(store_url):
         execute(store_url, f"update {members} set renewed_at = joined_at, ttl_ms = 1")
         told = tell("status", url=store_url).out
         assert re.search(
-            r"waiting: no node is elected before every lease .* is over \((30|29)(\.\d+)? s more, until .*\d\)", told
+            r"waiting: no node is elected before .* is over \([\d.]+ s more, until .*\d\)", told
         )
         assert re.search(
-            r"waiting: role r: leader 'desk-\d+' has not renewed within its TTL: .* \(.* more, until .*\d\)", told
+            r"waiting: role r: leader 'desk-\d+' has not renewed .* \(.* more, until .*\d\)", told
         )
         waits = json.loads(tell("status", "--json", url=store_url).out)["waits"]
         assert {wait["role"] for wait in waits} == {None, "r"}
