@@ -80,12 +80,8 @@ def test_status_shows_what_is_waited_for_and_until_when(store_url):
         execute(store_url, f"update {namespaces} set incarnation = 'elsewhere:1', max_ttl_ms = 30000")
         execute(store_url, f"update {members} set renewed_at = joined_at, ttl_ms = 1")
         told = tell("status", url=store_url).out
-        assert re.search(
-            r"waiting: no node is elected before .* is over \([\d.]+ s more, until .*\d\)", told
-        )
-        assert re.search(
-            r"waiting: role r: leader 'desk-\d+' has not renewed .* \(.* more, until .*\d\)", told
-        )
+        assert re.search(r"waiting: no node is elected before .* is over \([\d.]+ s more, until .*\d\)", told)
+        assert re.search(r"waiting: role r: leader 'desk-\d+' has not renewed .* \(.* more, until .*\d\)", told)
         waits = json.loads(tell("status", "--json", url=store_url).out)["waits"]
         assert {wait["role"] for wait in waits} == {None, "r"}
         assert all(wait["ends"] for wait in waits)
