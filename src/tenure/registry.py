@@ -44,6 +44,10 @@ LOCK_WAITED_IN_VAIN = ((1205,), (1213,))
 """MariaDB's errors for a lock that was not free in time, and for a deadlock that it ended."""
 
 
+WAITS_FOR_A_REPLICA = (
+    ": if the server is alive, the commit waits for a synchronous replica, and the change may still take effect; "
+    "check with `tenure doctor`"
+)
 OVERDUE_S = 60.0
 """How long after its due time a run that has not begun is overdue."""
 
@@ -128,9 +132,10 @@ class Registry:
         try:
             if largest is not None:
                 self._limit_ttl(largest)
-            with self._asking():
-                if word is not None:
+            if word is not None:
+                with self._asking(WAITS_FOR_A_REPLICA if opened.confirmed.replicated else ""):
                     namespaces.set_promotion(self, word)
+            with self._asking():
                 store.release()
                 return migrations.require(self.session)
         finally:
@@ -391,10 +396,13 @@ class Registry:
         return self._session
 
     @contextlib.contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Limit the time of a call, because a server may freeze; turn driver errors into StoreUnavailable."""
+    def _asking(self, hint: str = "") -> Iterator[None]:
+        """Limit the time of a call, because a server may freeze; turn driver errors into StoreUnavailable.
+
+        ``hint`` says what else may be the cause if there is no answer.
+        """
         try:
-            with time_limit(self.session.abort, LOOK_TIMEOUT_S, "the database: "):
+            with time_limit(self.session.abort, LOOK_TIMEOUT_S, "the database: ", hint):
                 yield
         except Gone as error:
             raise StoreUnavailable(str(error)) from None

@@ -276,6 +276,10 @@ def test_doctor_says_what_each_host_is_and_warns_of_two_primaries(replica, froze
     found = {one["text"].partition(": ")[0]: one["level"] for one in visit.findings if one["check"] == "hosts"}
     assert found == {f"{dead} is dead": "warning", f"{standby} is a standby": "ok", f"{primary} takes writes": "ok"}
     assert visit.levels["primary"] == "ok"
+    visit = Visit(f"postgresql://postgres@{standby},localhost:{replica.port}/postgres")
+    assert (visit.code, visit.levels) == (2, {"hosts": "error"})
+    assert visit.texts["hosts"] == f"no host takes writes: {standby}, localhost:{replica.port}"
+    assert visit.remedies["hosts"] == "promote one, or add the primary to the URL"
     replica.promote()
     visit = Visit(f"postgresql://postgres@{standby},{primary},localhost:{replica.primary.port}/postgres")
     assert visit.levels["hosts"] == "warning"

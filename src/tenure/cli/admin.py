@@ -8,7 +8,7 @@ import time
 import click
 
 from tenure import Registry, fence_sql, tables_sql
-from tenure.cli.internals import grants_sql
+from tenure.cli.internals import grants_sql, promotion_is_kept
 from tenure.cli.options import Seconds, as_json, database, schema_option
 from tenure.cli.output import print_json, report_errors, without_password
 from tenure.durations import exact
@@ -55,8 +55,9 @@ def init(max_ttl: float | None, promotion: str | None, url: str | None, namespac
 
     Nodes do that themselves. Use this command if their database user may not create tables, or to set the largest
     permitted TTL. If you do not set it, nodes do: it is the longest TTL of any node, and at least 10 s. After the
-    promotion of a replica, every node waits for the largest TTL, unless you say that a promotion loses nothing.
-    Say that only if replication is synchronous, and only a synchronous replica is ever promoted.
+    promotion of a replica, no node is elected until the largest TTL has passed. Exceptions: a strict leader that still
+    trusts its lease takes its role at once, and no node waits if you say that a promotion loses nothing. Say that only
+    if replication is synchronous, and only a synchronous replica is ever promoted.
 
     \b
     tenure init --url postgresql://owner@localhost/app
@@ -68,6 +69,13 @@ def init(max_ttl: float | None, promotion: str | None, url: str | None, namespac
     limit = "" if max_ttl is None else f"; the largest TTL of namespace {registry.namespace!r} is {exact(max_ttl)}"
     word = "" if promotion is None else f"; namespace {registry.namespace!r} has promotion={promotion}"
     click.echo(f"the tables are up to date, in version {version}{limit}{word}")
+    # No refusal: right after a promotion, the tool that set synchronous_standby_names may not have set it again yet.
+    if promotion is not None and not promotion_is_kept(registry):
+        click.echo(
+            "warning: synchronous_standby_names is empty: commits do not wait for a replica, and a promotion now could "
+            "give two leaders; set it, or run `tenure init --promotion may-lose`",
+            err=True,
+        )
 
 
 def _wait_for_leases(seconds: float) -> None:

@@ -102,7 +102,7 @@ def print_status(registry: Registry, *, json_: bool) -> None:
         show(roles, role_columns, mark_role)
         click.echo()
         show(members, member_columns, mark_member)
-        _print_waits(overview.waits)
+        _print_waits(overview.waits, overview.as_of)
         left_out = [name for name in (*ROLE_COLUMNS, *MEMBER_COLUMNS) if name not in {**role_columns, **member_columns}]
         if left_out:
             click.echo()
@@ -131,7 +131,7 @@ def _print_role(detail: RoleDetail, *, json_: bool) -> None:
         facts["renewed"] = f"{duration(leader.renewed_ago)} ago"
     for label, value in facts.items():
         echo(printable(f"{label:<9}{value}"), mark_role(role)[2] if label == "state" else "")
-    _print_waits(detail.waits)
+    _print_waits(detail.waits, detail.as_of)
     if detail.candidates:
         click.echo()
         show(detail.candidates, CANDIDATE_COLUMNS)
@@ -140,12 +140,14 @@ def _print_role(detail: RoleDetail, *, json_: bool) -> None:
         show_terms(detail.terms, detail.as_of)
 
 
-def _print_waits(waits: list[WaitInfo]) -> None:
+def _print_waits(waits: list[WaitInfo], as_of: datetime) -> None:
     for wait in waits:
         role = f"role {wait.role}: " if wait.role else ""
-        ends = when(wait.ends) if wait.ends else "not begun: start a node"
+        ends = "not begun: start a node"
+        if wait.ends is not None:
+            ends = f"{duration((wait.ends - as_of).total_seconds())} more, until {when(wait.ends)}"
         click.echo()
-        echo(printable(f"waiting: {role}{wait.reason} (until {ends})"), "yellow")
+        echo(printable(f"waiting: {role}{wait.reason} ({ends})"), "yellow")
 
 
 def mark_role(role: RoleInfo) -> tuple[str, str, str]:

@@ -56,6 +56,14 @@ def hold_role(election: Election, *, held: bool) -> None:
         candidacy.end_work()
 
 
+def promotion_is_kept(registry: Registry) -> bool:
+    """Whether commits wait for a replica, if an operator said that a promotion loses nothing."""
+    from tenure.store import namespaces  # noqa: PLC0415 - `tenure run` imports this module, but not that one
+
+    with registry:
+        return namespaces.promotion_is_kept(registry)
+
+
 def claim_run(term: Term, job: str, due: datetime) -> Run | None:
     """Claim a run of a job under a term; None if it was claimed before."""
     from tenure.schedule.run import AlreadyRan, Run, claim  # noqa: PLC0415 - slow to import

@@ -125,10 +125,10 @@ def connect_outside_fork(connect: Callable[[], Connection], socket_of: Callable[
 
 
 @contextlib.contextmanager
-def time_limit(cut: Callable[[], None], seconds: float, complaint: str = "") -> Iterator[None]:
+def time_limit(cut: Callable[[], None], seconds: float, complaint: str = "", hint: str = "") -> Iterator[None]:
     """Cut a connection if the block takes longer than ``seconds``, and raise StoreUnavailable.
 
-    ``complaint`` is the beginning of the error's message.
+    ``complaint`` is the beginning of the error's message, and ``hint`` its end.
     """
     late = threading.Event()
 
@@ -143,7 +143,7 @@ def time_limit(cut: Callable[[], None], seconds: float, complaint: str = "") -> 
         yield
     except Exception:
         if late.is_set():
-            raise StoreUnavailable(f"{complaint}no answer within {seconds:g} s") from None
+            raise StoreUnavailable(f"{complaint}no answer within {seconds:g} s{hint}") from None
         raise
     finally:
         timer.cancel()

@@ -11,7 +11,7 @@ import re
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -155,22 +155,18 @@ class HostLook(NamedTuple):
     """Which server it leads to: two names may lead to the same."""
 
 
-def hosts(connector: Connector, look: Callable[[Host], HostLook]) -> Iterator[Finding]:
-    """Dial each host of a URL that has several, and say what it is. All at once: the dead ones take their time."""
+def hosts(connector: Connector, look: Callable[[Host], HostLook]) -> Generator[Finding, None, bool]:
+    """Dial each host of a URL that has several, and say what it is. All at once: the dead ones take their time.
+
+    Return False if all of them answer, and none takes writes.
+    """
     named = connector.hosts.named()
     if len(named) == 1:
-        return
-
-    def looked_at(host: Host) -> HostLook | TenureError:
-        try:
-            return look(host)
-        except TenureError as failure:
-            return failure
-        except (Failed, Gone) as failure:
-            return StoreUnavailable(str(failure))
+        return True
 
     with ThreadPoolExecutor(len(named)) as pool:
-        found = dict(zip((name for name, _ in named), pool.map(looked_at, (host for _, host in named)), strict=True))
+        looks = pool.map(lambda host: _looked_at(host, look), (host for _, host in named))
+        found = dict(zip((name for name, _ in named), looks, strict=True))
     primaries: dict[str, str] = {}
     for name, seen in found.items():
         if isinstance(seen, StoreUnavailable):
@@ -184,10 +180,24 @@ def hosts(connector: Connector, look: Callable[[Host], HostLook]) -> Iterator[Fi
         else:
             primaries.setdefault(seen.server, name)
             yield ok("hosts", f"{name} takes writes")
+    if not primaries and all(isinstance(seen, HostLook) for seen in found.values()):
+        remedy = "promote one, or add the primary to the URL"
+        yield error("hosts", f"no host takes writes: {', '.join(found)}", remedy)
+        return False
     if len(primaries) > 1:
         both = " and ".join(primaries.values())
         text = f"{both} take writes: a node that reaches only one of them does not see the leader on the other"
         yield warning("hosts", text, "stop the old primary, or make it a replica of the new one")
+    return True
+
+
+def _looked_at(host: Host, look: Callable[[Host], HostLook]) -> HostLook | TenureError:
+    try:
+        return look(host)
+    except TenureError as failure:
+        return failure
+    except (Failed, Gone) as failure:
+        return StoreUnavailable(str(failure))
 
 
 def examine_server(connector: Any, session: Any, examination: Iterator[Finding]) -> Iterator[Finding]:

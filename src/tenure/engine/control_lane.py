@@ -227,8 +227,10 @@ class ControlLane(Lane):
                 "`tenure init --promotion may-lose`",
                 name,
             )
+        elif confirmed.loses_nothing:
+            log.info("node %s: synchronous_standby_names is set: commits wait for a replica again", name)
         else:
-            log.info("node %s: a promotion can lose nothing again, or no longer has to", name)
+            log.info("node %s: the namespace no longer has promotion=loses-nothing", name)
 
     def _report_failure(self, request: messages.ControlRequest, error: Exception) -> None:
         """Log what failed, or let ``start()`` raise it.

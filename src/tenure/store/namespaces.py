@@ -51,6 +51,13 @@ def set_promotion(tables: Tables, word: str) -> None:
         )
 
 
+def promotion_is_kept(tables: Tables) -> bool:
+    """Whether commits wait for a replica, if an operator said that a promotion loses nothing."""
+    (found,) = tables.session.read(Step(statements.CONFIRMED, {"namespace": tables.namespace}))
+    row = confirmed(found, tables.session.server())
+    return row.replicated or not row.loses_nothing
+
+
 def _refuse_manual_candidates(tables: Tables) -> None:
     """Raise ConfigError while candidates of ``tenure.manual`` live: they rely on commits that may be lost."""
     names = [row[1] for row in _run(tables, statements.MANUAL_MEMBERS)[0].rows]
@@ -83,7 +90,11 @@ def waits(tables: Tables) -> list[WaitInfo]:
     waiting = []
     if row.line != server.line and not row.lacks_nothing(row, server):
         why = "a promotion may have lost" if row.made_on_a_promoted_server else "another server may have given"
-        reason = f"no node is elected before every lease that {why} is over: {exact(timing.silence(row.longest_lease))}"
+        # A token of this timeline during the wait: a leader that still trusted its lease took its role here (R22).
+        floor = row.base + server.floor
+        led = server.floor > 0 and any(id_ is not None and token >= floor for _, token, id_, *_ in roles.rows)
+        who = "no other node" if led else "no node"
+        reason = f"{who} is elected before every lease that {why} is over"
         waiting.append(WaitInfo(reason, None, _later(first, timing.silence(row.longest_lease), now)))
     if row.ripe_ttl < row.max_ttl:
         ((since, _),) = limit_set.rows

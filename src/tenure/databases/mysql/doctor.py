@@ -37,7 +37,8 @@ class Case(doctor.ServerCase):
 def examine(settings: NodeSettings) -> Iterator[Finding]:
     """Examine the database that the settings name, as a node with these settings would find it."""
     connector = MySqlConnector(settings.url, settings.ttl, f"{settings.namespace}/{settings.name}", settings.password)
-    yield from doctor.hosts(connector, lambda host: doctor.HostLook(*connector.look(host)))
+    if not (yield from doctor.hosts(connector, lambda host: doctor.HostLook(*connector.look(host)))):
+        return
     try:
         session = connector.open("doctor")
     except PoolerDetected as refusal:

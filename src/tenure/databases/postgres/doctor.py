@@ -57,7 +57,8 @@ def examine(settings: NodeSettings) -> Iterator[Finding]:
     """Examine the database that the settings name, as a node with these settings would find it."""
     label = f"{settings.namespace}/{settings.name}"
     connector = PostgresConnector(settings.url, settings.schema, settings.ttl, label, settings.password)
-    yield from doctor.hosts(connector, lambda host: _look(connector, host))
+    if not (yield from doctor.hosts(connector, lambda host: _look(connector, host))):
+        return
     try:
         plain = connector.open_plain("doctor")
     except ConfigError as refusal:
@@ -227,7 +228,8 @@ def _replication(case: Case) -> Iterator[Finding]:
     elif replicas:
         text = (
             f"{many}, asynchronous: a promoted one may lack the last terms, so no node is elected there for the "
-            "largest permitted TTL, and its tokens are above all of the old server's"
+            "largest permitted TTL, except a strict leader that still trusts its lease; its tokens are above all of "
+            "the old server's"
         )
         yield ok("replication", text)
     else:
