@@ -967,7 +967,7 @@ def test_the_log_of_a_closed_node_and_the_history_give_the_same_reason(host, cap
     ("service", "arguments", "words"),
     [
         (42, {}, "service 42 must be a function, or an object with start() and stop()"),
-        (Thing, {}, "is a class: give an object of it, Thing()"),
+        (Thing, {}, "is a class: give an instance, Thing()"),
         (generator, {}, "service 'generator' is a generator, and Tenure does not iterate it"),
         (lambda: None, {}, "which only the function itself can end: let it take `term`"),
         (lambda term: term, {"on_failure": "retry"}, "on_failure='retry' must be one of 'restart', 'resign'"),
