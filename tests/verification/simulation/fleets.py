@@ -15,7 +15,7 @@ from tests.verification.simulation.simulation import Simulation
 TTL = 10.0
 SILENCE = timing.silence(TTL) / (1 - timing.DRIFT) + 2 * timing.SLICE_S
 FLEET = 200
-MOST = 12
+MOST = 8
 """How many of them may act on the same death: its neighbours, and those whose renewal falls into that moment."""
 RUN = 60
 """How many neighbours fail together."""
