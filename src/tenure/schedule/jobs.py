@@ -123,7 +123,8 @@ def _name(function: Any, name: str | None) -> str:
         inspect.signature(function).bind(None)
     except TypeError:
         own = getattr(function, "__name__", repr(function))
-        raise ConfigError(f"job {own!r} must take one argument, the run: def {own}(run)") from None
+        example = own if own.isidentifier() else "report"
+        raise ConfigError(f"job {own!r} must take one argument, the run: def {example}(run)") from None
     except ValueError:  # a builtin without a signature
         pass
     own = getattr(function, "__name__", "<lambda>")
