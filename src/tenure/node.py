@@ -213,6 +213,12 @@ class BaseNode(BaseServiceHost, abc.ABC, Generic[ElectionT]):
             stood_before = candidacy.standing
             return Campaign(self.election(role, lock_id=lock_id), candidacy, self._campaigns, withdraw=not stood_before)
 
+    def _warn_without_services(self) -> None:
+        if self._supervisor is None:
+            log.warning(
+                "%s: run() has no services to run: add them before it, with leader_only() or everywhere()", self.name
+            )
+
     def _leave(self) -> None:
         if self._supervisor is not None:
             self._supervisor.close()
@@ -286,6 +292,7 @@ class Node(BaseNode[Election]):
             if not self._engine.opened.done():  # start() still waits for the database
                 threading.Thread(target=self.close, daemon=True).start()
 
+        self._warn_without_services()
         before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             with self:

@@ -171,7 +171,8 @@ class Registry:
         import difflib  # noqa: PLC0415 - only needed here
 
         near = difflib.get_close_matches(role, found)
-        known = f"the nearest names are {', '.join(map(repr, near))}" if near else f"it has {len(found)} others"
+        nearest = "the nearest name is" if len(near) == 1 else "the nearest names are"
+        known = f"{nearest} {', '.join(map(repr, near))}" if near else f"it has {len(found)} others"
         raise ConfigError(f"namespace {self.namespace!r} has no role {role!r}; {known if found else 'it has no roles'}")
 
     def members(self) -> list[MemberInfo]:

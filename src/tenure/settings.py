@@ -310,6 +310,8 @@ def _checked_url(what: str, url: str) -> str:
         # Shown only if it is a scheme: a connection string in another form may contain a password.
         is_scheme = re.match(r"[a-z]\w*(\+\w+)?://", url)
         shown = f"unknown database {short_repr(scheme)} in the URL" if is_scheme else "not a database URL"
+        if re.fullmatch(r"[\w./\\-]+\.(db|sqlite3?)", url):  # a path: no other form of a URL has only these characters
+            raise ConfigError(f"{what} {short_repr(url)} is a path, not a database URL: use sqlite:///{url}")
         raise ConfigError(f"{shown}: use postgresql://…, mysql://… or sqlite:///…")
     return scheme + separator + rest
 

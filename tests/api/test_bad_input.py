@@ -351,6 +351,11 @@ def test_schema_is_for_postgresql_only():
             tenure.Node(url, schema="other")
 
 
+def test_path_instead_of_a_url_is_named_with_the_url_of_its_file():
+    with pytest.raises(ConfigError, match=r"'app.db' is a path, not a database URL: use sqlite:///app.db"):
+        tenure.Node("app.db")
+
+
 def test_url_must_be_text():
     for url in (7, b"sqlite:///app.db", Path("app.db")):
         with pytest.raises(ConfigError, match=f"the URL must be text, not {type(url).__name__}"):

@@ -1024,3 +1024,15 @@ def test_nothing_runs_in_a_forked_child(tmp_path):
         assert os.waitpid(child, 0)[1] == 0
         assert diary == ["start coroutine"]
         assert sqlite3.connect(tmp_path / "s.db").execute("select count(*) from tenure_terms").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("facade", ["Node", "AsyncNode"])
+def test_run_without_services_is_warned_of(sqlite_url, facade):
+    program = f"import anyio, tenure; node = tenure.{facade}({sqlite_url!r}, name='n'); "
+    program += "node.run()" if facade == "Node" else "anyio.run(node.run)"
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            said = process.stderr.readline()
+        finally:
+            process.kill()
+    assert said == "n: run() has no services to run: add them before it, with leader_only() or everywhere()\n"

@@ -872,6 +872,17 @@ def test_job_that_takes_no_run_is_refused():
         tenure.Schedule().every("1 s", name="x")(lambda: None)
 
 
+def test_decorator_without_a_call_names_the_function_and_the_remedy():
+    for decorator in ("every", "cron"):
+        with pytest.raises(ConfigError, match=rf"job 'nothing' has no due times: write @schedule.{decorator}\("):
+            getattr(tenure.Schedule(), decorator)(nothing)
+
+
+def test_schedule_without_jobs_is_warned_of(sqlite_url, caplog):
+    with leading(sqlite_url, tenure.Schedule()):
+        until(lambda: "the schedule has no jobs" in caplog.text, "the warning")
+
+
 def test_second_request_before_the_run_has_begun_is_the_same_request(store_url):
     seen(store_url)
     with tenure.Registry(store_url) as registry:

@@ -63,6 +63,7 @@ class AsyncNode(BaseNode[AsyncElection]):
 
     async def run(self) -> None:
         """Start, run the services until SIGINT or SIGTERM, and close. For the event loop of the main thread."""
+        self._warn_without_services()
         with _ending_signals() as signalled, anyio.CancelScope() as scope:
 
             async def end() -> None:

@@ -239,6 +239,7 @@ def history(role: str, limit: int, url: str | None, namespace: str | None, schem
     tenure history scheduler --limit 5 --json
     """
     with Registry(url, namespace=namespace, schema=schema) as registry:
+        registry.role(role)  # an unknown role is an error, as in `tenure status ROLE`
         rows, as_of = last_terms(registry, role, limit), registry.overview().as_of
     if json_:
         print_json(rows)

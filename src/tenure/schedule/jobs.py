@@ -122,7 +122,9 @@ def _name(function: Any, name: str | None) -> str:
     try:
         inspect.signature(function).bind(None)
     except TypeError:
-        raise ConfigError(f"job {function!r} must take one argument, the run: def report(run)") from None
+        own = getattr(function, "__name__", repr(function))
+        example = own if own.isidentifier() else "report"
+        raise ConfigError(f"job {own!r} must take one argument, the run: def {example}(run)") from None
     except ValueError:  # a builtin without a signature
         pass
     own = getattr(function, "__name__", "<lambda>")

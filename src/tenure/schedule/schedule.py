@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +15,8 @@ from tenure.schedule.jobs import Delivery, Job, Missed, OnHandover, Overlap, mak
 if TYPE_CHECKING:
     from tenure.aio.term import AsyncTerm
     from tenure.schedule.run import Run
+
+log = logging.getLogger("tenure.schedule")
 
 F = TypeVar("F", bound="Callable[[Run], object]")
 
@@ -118,6 +121,7 @@ class Schedule:
             ConfigError: for an expression that is wrong or never due, an unknown zone, two jobs of one name, and
                 options that cannot work.
         """
+        _refuse_bare(expression, '@schedule.cron("30 2 * * *")')
         where = self._zone if zone is None else zone_of(zone)
         options = {"missed": missed, "within": within, "overlap": overlap, "delivery": delivery, "attempts": attempts}
         options |= {"timeout": timeout, "jitter": jitter, "on_handover": on_handover}
@@ -142,6 +146,7 @@ class Schedule:
         Intervals are counted from 1970 in UTC, so that every node computes the same due times: ``"5 min"`` is due at
         10:00, 10:05 and so on. The options are those of :meth:`cron`.
         """
+        _refuse_bare(interval, '@schedule.every("5 min")')
         options = {"missed": missed, "within": within, "overlap": overlap, "delivery": delivery, "attempts": attempts}
         options |= {"timeout": timeout, "jitter": jitter, "on_handover": on_handover}
         return self._adding(due_times.interval(interval), self._zone, name, options)
@@ -163,7 +168,15 @@ class Schedule:
         from tenure.schedule.scheduler import Scheduler  # noqa: PLC0415 - loads an event loop
 
         self._started = True
+        if not self._jobs:
+            log.warning("role %r: the schedule has no jobs: add them with @schedule.every or @schedule.cron", term.role)
         await Scheduler(tuple(self._jobs.values()), self._workers, term).run()
+
+
+def _refuse_bare(given: object, remedy: str) -> None:
+    """Refuse a function in the place of the due times: the decorator was used without a call."""
+    if callable(given):
+        raise ConfigError(f"job {getattr(given, '__name__', given)!r} has no due times: write {remedy} above it")
 
 
 def jobs_of(schedule: Schedule) -> dict[str, Job]:
