@@ -262,6 +262,8 @@ def test_strict_leader_takes_its_role_at_once_on_a_promoted_replica(replica, tmp
         again, new_token = cluster.wait_for_leader(token)
         assert again is leader
         assert new_token == TIMELINE_2
+        with tenure_registry.Registry(replica.url(name)) as registry:
+            assert registry.waits()[0].reason.startswith("no other node is elected before ")
         took_s = (cluster.elected_at(new_token) - promoting_ns) / 1e9
         print(f"led again {took_s:.2f} s after the promotion")
         assert took_s < 15, "the others wait for 20 s at least"
