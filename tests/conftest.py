@@ -64,7 +64,8 @@ COMPUTING = (
     "architecture/",
     "unit/",
     "verification/exploration/",
-    "verification/mutations/",
+    "verification/mutations/test_guard_mutations",
+    "verification/mutations/test_mutations",
     "verification/simulation/",
 )
 """Folders whose tests compute all the time. The others mostly wait: for leases, due times and processes."""

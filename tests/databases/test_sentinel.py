@@ -18,7 +18,9 @@ from tenure.databases.postgres.connect import PostgresConnector
 from tenure.databases.postgres.sentinel import CLASS_ID, AdvisorySentinel, AdvisoryWatch
 from tenure.databases.sqlite.connect import SqliteConnector
 from tenure.databases.sqlite.sentinel import FileSentinel
+from tests.conftest import INSTALLATIONS, NO_POSTGRES, missing
 from tests.support.store_by_hand import Desk, Nodes, connected, execute, until
+from tests.verification.torture.victims import LIBRARIES, TorturedPostgres
 
 KEY = 20_240_229
 
@@ -189,6 +191,26 @@ def test_settings_that_log_every_wait_do_not_make_a_node_ask_more_often(
         looks.clear()
         time.sleep(2)
         assert 2 <= len(looks) <= 2 * 2 * 5
+
+
+@pytest.mark.long
+def test_waits_that_the_server_ends_too_early_do_not_make_a_node_ask_more_often(monkeypatch):
+    """PostgreSQL does that while its clock is behind and deadlock_timeout is short."""
+    if not LIBRARIES:
+        missing("no libfaketime found: install faketime")
+    if not INSTALLATIONS:
+        missing(NO_POSTGRES)
+    looks = []
+    perform = AdvisoryWatch.perform
+    monkeypatch.setattr(AdvisoryWatch, "perform", lambda watch, ask: (looks.append(ask), perform(watch, ask))[1])
+    with TorturedPostgres(INSTALLATIONS[0], fsync=False) as server, Nodes(server.create_database()) as nodes:
+        nodes.pair("r")
+        server.configure(deadlock_timeout="10ms", log_lock_waits=True, log_min_duration_statement="10ms")
+        server.clock.set("-3600")
+        time.sleep(1.2)  # the waits that are under way end as before
+        looks.clear()
+        time.sleep(2)
+        assert 2 <= len(looks) <= 2 * 2 * 6
 
 
 # --- squatters ----------------------------------------------------------------------------------------------
