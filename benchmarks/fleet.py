@@ -30,7 +30,6 @@ import tenure
 from benchmarks.guards import cpu_s
 from tenure.core import messages
 from tenure.core.evidence import Evidence
-from tenure.core.servers import Server
 from tenure.databases.postgres import sentinel
 from tenure.store.control import KEPT_MEMBERS
 from tests.support.servers import PostgresServer, postgres_installations
@@ -59,7 +58,7 @@ select 'default', 'r', id from tenure.members where ended_at is null on conflict
 """
 
 
-def add_members(connection: Any, number: int, server: Server) -> None:
+def add_members(connection: Any, number: int, server: messages.Server) -> None:
     """Add rows of members, which have their sentinels on this connection, and of as many ended ones as are kept."""
     described = {"start": server.start, "incarnation": server.incarnation}
     connection.execute(_MEMBERS, {**described, "number": KEPT_MEMBERS})
@@ -196,7 +195,8 @@ class Host:
         """Return when the process first said the word after that time, if it has."""
         assert self.process.stdout
         self.said += self.process.stdout.read() or b""
-        times = [float(line.split()[1]) for line in self.said.decode().splitlines() if line.startswith(f"{word} ")]
+        lines = self.said.decode().split("\n")[:-1]  # the last one may be incomplete
+        times = [float(line.split()[1]) for line in lines if line.startswith(f"{word} ")]
         return min((at for at in times if at > after), default=None)
 
     def kill(self) -> None:
@@ -216,14 +216,13 @@ def wait_for(hosts: list[Host], word: str, after: float, number: int = 1) -> tup
 
 
 class Fleet(NamedTuple):
-    """How many processes there are, by the number of their nodes, and how many nodes the one has that is killed."""
+    """How many nodes each process has, and how many the processes have that are killed."""
 
     hosts: tuple[int, ...]
-    victim: int
+    victims: tuple[int, ...]
 
 
-LARGE = (*[1] * 10, *[10] * 19)
-FLEETS = (Fleet((1, 1, 1), 1), Fleet((10, 10, 10), 10), Fleet(LARGE, 1), Fleet(LARGE, 10))
+FLEETS = (Fleet((1, 1, 1), (1,)), Fleet((10, 10, 10), (10,)), Fleet((*[1] * 10, *[10] * 19), (1, 10)))
 """A process that is killed takes all of its nodes along. So a small and a large fleet are compared by the number of
 nodes that die, too."""
 
@@ -273,8 +272,8 @@ def hand_over(url: str, hosts: list[Host], nodes: int) -> Host:
         return heir
 
 
-def failovers(server: PostgresServer, fleet: Fleet) -> tuple[list[float], Rest]:
-    """Kill the process whose node leads, again and again; return how many ms passed until another one led."""
+def measure(server: PostgresServer, fleet: Fleet) -> None:
+    """Print what a fleet costs at rest, and how long its failovers take."""
     url = server.create_database()
     hosts: list[Host] = []
     try:
@@ -285,20 +284,33 @@ def failovers(server: PostgresServer, fleet: Fleet) -> tuple[list[float], Rest]:
         wait_for(hosts, "lead", 0.0)
         time.sleep(SETTLED_S)
         cost = rest(server, url, hosts)
-        took = []
-        for _ in range(ROUNDS):
-            leader = hand_over(url, hosts, fleet.victim)
-            time.sleep(SETTLED_S)
-            killed_at = time.monotonic()
-            leader.kill()
-            hosts.remove(leader)
-            took.append((wait_for(hosts, "lead", killed_at)[1] - killed_at) * 1000)
-            hosts.append(Host(url, fleet.victim))
-            wait_for(hosts, "ready", 0.0, len(hosts))
-        return took, cost
+        print(
+            f"{sum(fleet.hosts)} nodes at rest, per node and second: {cost.node_ms:.1f} ms in its process, "
+            f"{cost.server_ms:.1f} ms on the server, {cost.requests:.2f} transactions",
+            flush=True,
+        )
+        for victim in fleet.victims:
+            took = failovers_ms(url, hosts, victim)
+            middle = f"{statistics.median(took):.0f} ms (largest {max(took):.0f})"
+            print(f"{sum(fleet.hosts)} nodes, {victim} died: failover {middle} of {ROUNDS}", flush=True)
     finally:
         for host in hosts:
             host.kill()
+
+
+def failovers_ms(url: str, hosts: list[Host], victim: int) -> list[float]:
+    """Kill the process whose node leads, again and again; return how long it took until another one led."""
+    took = []
+    for _ in range(ROUNDS):
+        leader = hand_over(url, hosts, victim)
+        time.sleep(SETTLED_S)
+        killed_at = time.monotonic()
+        leader.kill()
+        hosts.remove(leader)
+        took.append((wait_for(hosts, "lead", killed_at)[1] - killed_at) * 1000)
+        hosts.append(Host(url, victim))
+        wait_for(hosts, "ready", 0.0, len(hosts))
+    return took
 
 
 def main() -> None:
@@ -317,14 +329,7 @@ def main() -> None:
                 print(f"renewal with {MANY_ROLES} roles, {who}: {cost.ms:.3f} ms, {cost.bytes:.0f} bytes")
         else:
             for each in FLEETS:
-                took, cost = failovers(server, each)
-                middle, largest = statistics.median(took), max(took)
-                print(
-                    f"{sum(each.hosts)} nodes, {each.victim} died: failover {middle:.0f} ms (largest {largest:.0f}) of "
-                    f"{ROUNDS}; at rest per node and second: {cost.node_ms:.1f} ms in its process, "
-                    f"{cost.server_ms:.1f} ms on the server, {cost.requests:.2f} transactions",
-                    flush=True,
-                )
+                measure(server, each)
 
 
 if __name__ == "__main__":
