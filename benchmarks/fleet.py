@@ -31,7 +31,7 @@ from benchmarks.guards import cpu_s
 from tenure.core import messages
 from tenure.core.evidence import Evidence
 from tenure.databases.postgres import sentinel
-from tenure.store.control import KEPT_MEMBERS
+from tenure.store.tidying import KEPT_MEMBERS
 from tests.support.servers import PostgresServer, postgres_installations
 from tests.support.store_by_hand import Desk, connected
 

@@ -18,7 +18,8 @@ import pytest
 import tenure
 from tenure.core import messages
 from tenure.databases.postgres.sentinel import AdvisorySentinel
-from tenure.store import control as store
+from tenure.store import tidying
+from tenure.store.session import Step
 from tests.conftest import INSTALLATIONS, NO_POSTGRES, missing
 from tests.support.servers import PostgresServer
 from tests.support.store_by_hand import QUICK, Desk, connect, execute, until
@@ -248,7 +249,7 @@ def test_wait_that_the_server_forgets_to_end_is_ended_by_the_node(postgres_serve
             hung.append(sentinel._session.pid)
             sentinel._wait_ms = max(1, round(seconds * 1000))
             for setting in ("lock_timeout", "statement_timeout"):
-                sentinel._session.read(store.Step(f"select set_config('{setting}', '0', false)", {}))
+                sentinel._session.read(Step(f"select set_config('{setting}', '0', false)", {}))
         return survey(sentinel, wait_for, seconds, *steps)
 
     monkeypatch.setattr(AdvisorySentinel, "survey", wait_for_ever)
@@ -308,33 +309,33 @@ def test_node_that_was_never_started_holds_nothing(sqlite_url):
 
 
 def count(desk, table):
-    return desk.session.read(store.Step(f"select count(*) from {{{table}}}", {}))[0].rows[0][0]
+    return desk.session.read(Step(f"select count(*) from {{{table}}}", {}))[0].rows[0][0]
 
 
 @pytest.fixture
 def keep_few(monkeypatch):
     """Less is enough to see that more is deleted."""
-    monkeypatch.setattr(store, "KEPT_MEMBERS", 20)
-    monkeypatch.setattr(store, "KEPT_TERMS", 20)
+    monkeypatch.setattr(tidying, "KEPT_MEMBERS", 20)
+    monkeypatch.setattr(tidying, "KEPT_TERMS", 20)
 
 
 def test_tables_stay_small_however_many_came_and_went(store_url, keep_few):
     with Desk(store_url, join=False) as desk:
-        for _ in range(store.KEPT_MEMBERS + 20):
+        for _ in range(tidying.KEPT_MEMBERS + 20):
             desk.join()
             assert desk.acquire("r")
             desk.ask(messages.Leave(desk.id))
         desk.join()
-        assert desk.acquire("r") == {"r": store.KEPT_MEMBERS + 21}
-        for _ in range(store.KEPT_TERMS + 20):
+        assert desk.acquire("r") == {"r": tidying.KEPT_MEMBERS + 21}
+        for _ in range(tidying.KEPT_TERMS + 20):
             assert desk.acquire("other")
         desk.ask(messages.Tidy())
-        assert store.KEPT_MEMBERS <= count(desk, "members") <= store.KEPT_MEMBERS + 1
-        assert count(desk, "terms") == 2 * store.KEPT_TERMS
+        assert tidying.KEPT_MEMBERS <= count(desk, "members") <= tidying.KEPT_MEMBERS + 1
+        assert count(desk, "terms") == 2 * tidying.KEPT_TERMS
         assert count(desk, "candidates") == 2
         assert count(desk, "roles") == 2
         # What is left is the newest, and the role goes on where it was.
-        assert desk.acquire("r") == {"r": store.KEPT_MEMBERS + 22}
+        assert desk.acquire("r") == {"r": tidying.KEPT_MEMBERS + 22}
 
 
 def test_role_outlives_the_row_of_its_holder(store_url, keep_few):
@@ -342,11 +343,11 @@ def test_role_outlives_the_row_of_its_holder(store_url, keep_few):
     with Desk(store_url) as old, Desk(store_url, join=False) as desk:
         old.lead("r")
         old.ask(messages.Leave(old.id))
-        for _ in range(store.KEPT_MEMBERS + 1):
+        for _ in range(tidying.KEPT_MEMBERS + 1):
             desk.join()
             desk.ask(messages.Leave(desk.id))
         desk.ask(messages.Tidy())
-        holders = desk.session.read(store.Step("select id from {members} where id = :id", {"id": old.id}))[0].rows
+        holders = desk.session.read(Step("select id from {members} where id = :id", {"id": old.id}))[0].rows
         assert list(holders) == []
         desk.join()
         assert desk.acquire("r") == {"r": 2}

@@ -558,8 +558,8 @@ def test_the_connection_may_be_cut_between_two_calls(postgres_url):
 
 def test_the_tables_stay_small(sqlite_url, monkeypatch):
     monkeypatch.setattr("tenure.manual.steps.TIDY_SHARE", 1.0)
-    monkeypatch.setattr("tenure.store.control.KEPT_MEMBERS", 5)
-    monkeypatch.setattr("tenure.store.control.KEPT_TERMS", 5)
+    monkeypatch.setattr("tenure.store.tidying.KEPT_MEMBERS", 5)
+    monkeypatch.setattr("tenure.store.tidying.KEPT_TERMS", 5)
     manual.use(sqlite_url)
     for number in range(20):
         manual.elect(f"run-{number}")

@@ -16,7 +16,7 @@ import tenure
 from tenure import ConfigError
 from tenure.core import messages
 from tenure.schedule.run import claim
-from tenure.store import control
+from tenure.store import tidying
 from tests.support.schedules import HOUR_S, leading, let_pass, outcomes, rows, unaccounted
 from tests.support.store_by_hand import Desk, connected, execute, table, until
 
@@ -745,7 +745,7 @@ def test_old_rows_are_folded_into_one_that_counts_them(store_url):
 def fold_runs(url, kept):
     """Do what every node does when it starts and once an hour, as if it kept so few rows."""
     with pytest.MonkeyPatch.context() as patch, Desk(url) as desk:
-        patch.setattr(control, "KEPT_RUNS", kept)
+        patch.setattr(tidying, "KEPT_RUNS", kept)
         desk.ask(messages.Tidy())
 
 

@@ -26,6 +26,10 @@ def renew(desk, **arguments):
     return desk.ask(messages.Renew(desk.id, **arguments))
 
 
+def held(desk):
+    return {mine.role: mine.token for mine in renew(desk).held}
+
+
 # --- membership ---------------------------------------------------------------------------------------------
 
 
@@ -77,6 +81,58 @@ def test_end_tells_what_became_vacant(store_url):
         verdict = Verdict(other.id, "silence", desk.opened.server.incarnation, renewals=0)
         ended = desk.ask(messages.End(desk.id, (verdict,)))
         assert [(vacancy.role, vacancy.token) for vacancy in ended.vacant] == [("mine too", 1)]
+
+
+def death(desk: Desk, other: Desk) -> Verdict:
+    server = desk.opened.server
+    return Verdict(other.id, "death", server.incarnation, epoch=0, server_start=server.start, urgent=True)
+
+
+def test_dead_member_is_succeeded_in_one_transaction(store_url):
+    with Desk(store_url) as desk, Desk(store_url) as other:
+        other.acquire("mine too", "only theirs")
+        desk.stand("mine too", "of nobody")
+        ended = desk.ask(messages.End(desk.id, (death(desk, other),), messages.Succession("successor", 100)))
+        assert (ended.ids, ended.tokens) == ((other.id,), {"mine too": 100})
+        assert [vacancy.role for vacancy in ended.vacant] == ["of nobody"]
+        began = "select member_id, member_name from {terms} where token = 100"
+        assert rows(desk, began) == [(desk.id, "successor")]
+        assert held(desk) == {"mine too": 100}
+
+
+def test_member_that_lives_on_is_not_succeeded(store_url):
+    with Desk(store_url) as desk, Desk(store_url) as other:
+        other.lead("r")
+        desk.stand("r")
+        stale = replace(death(desk, other), epoch=7)
+        ended = desk.ask(messages.End(desk.id, (stale,), messages.Succession("successor", 0)))
+        assert (ended.ids, ended.tokens, ended.vacant) == ((), {}, ())
+        assert held(other) == {"r": 1}
+
+
+def test_member_that_was_ended_succeeds_no_member(store_url):
+    with Desk(store_url) as desk, Desk(store_url) as other, Desk(store_url) as third:
+        other.lead("r")
+        desk.stand("r")
+        assert third.end(desk.id)
+        ended = desk.ask(messages.End(desk.id, (death(desk, other),), messages.Succession("successor", 0)))
+        assert (ended.ids, ended.tokens) == ((other.id,), {})
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_dead_member_is_ended_although_a_transaction_has_locked_its_role(kind, request):
+    """The fence must refuse new transactions at once, or a stream of them would keep the role for ever."""
+    url = request.getfixturevalue(f"{kind}_url")
+    with Desk(url) as desk, Desk(url) as other, connected(url) as working:
+        other.acquire("locked", "free")
+        desk.stand("locked", "free")
+        lock = f"select 1 from {table(url, 'roles')} where namespace = %s and name = 'locked' for update"
+        working.execute(lock, (desk.settings.namespace,))
+        ended = desk.ask(messages.End(desk.id, (death(desk, other),), messages.Succession("successor", 0)))
+        assert (ended.ids, ended.tokens) == ((other.id,), {"free": 2})
+        assert [vacancy.role for vacancy in ended.vacant] == ["locked"]
+        working.commit()
+        assert desk.acquire("locked") == {"locked": 2}
 
 
 def test_resuming_takes_a_new_key_a_new_epoch_and_the_new_server(store_url):

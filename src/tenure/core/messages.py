@@ -195,19 +195,30 @@ class Standing:
 
 
 @dataclass(frozen=True)
+class Succession:
+    """What a member needs to take the roles of a dead member that it stands for, in the transaction that ends it."""
+
+    name: str
+    floor: int
+
+
+@dataclass(frozen=True)
 class End:
     """End members that are silent or dead."""
 
     member_id: str
     verdicts: tuple[Verdict, ...]
+    succession: Succession | None = None
+    """None if the roles that the members leave are not to be taken with this request."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Which members were ended, and which roles are vacant now."""
+    """Which members were ended, which roles are vacant now, and which of theirs were taken, under which tokens."""
 
     ids: tuple[str, ...]
     vacant: tuple[Vacancy, ...] = ()
+    tokens: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

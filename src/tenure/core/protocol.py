@@ -177,9 +177,12 @@ class NodeProtocol:
         server, confirmed = confirmation.server, confirmation.confirmed
         acquire_at = retry if confirmation.trusted else NEVER
         acquire = partial(roles.acquire_request, me, self.settings.name, confirmation.floor)
+        # A role with a lock is taken lock first (R21), and no role is taken on a server that is not trusted yet.
+        may_succeed = confirmation.trusted and not roles.bound
+        succession = messages.Succession(self.settings.name, confirmation.floor) if may_succeed else None
         requests: tuple[tuple[float, Callable[[], messages.ControlRequest]], ...] = (
             (self._membership.renew_at, lambda: roles.renew_request(me, now)),
-            (retry if self._watch.urgent else NEVER, lambda: self._watch.end_request(me, server.line, urgent=True)),
+            (retry if self._watch.urgent else NEVER, lambda: self._watch.urgent_request(me, server.line, succession)),
             (retry if roles.unregistered or roles.withdrawn else NEVER, lambda: roles.stand_request(me)),
             (max(retry, roles.vacate_at), lambda: roles.vacate_request(me)),
             (max(retry, confirmation.confirm_at), lambda: messages.Confirm(confirmed, server)),
@@ -386,6 +389,7 @@ class NodeProtocol:
 
     def _ended(self, request: messages.End, ended: messages.Ended, now: float) -> None:
         self._watch.ended(request, ended, self._confirmation.server.line)
+        self.roles.begin(ended.tokens, now, trusted=self._membership.trusts(now))
         self.roles.consider(ended.vacant, (), self._membership.member.id, now)
 
     def _stood(self, request: messages.Stand, _: messages.Done, now: float) -> None:

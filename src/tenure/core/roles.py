@@ -200,7 +200,11 @@ class Roles:
         self.busy = [role for role in self.busy if role not in request.roles]
         self.busy.extend(role for role in answer.busy if role in self.standing)
         self.busy_until = now + RETRY_S
-        for role, token in answer.tokens.items():
+        self.begin(answer.tokens, now, trusted=trusted)
+
+    def begin(self, tokens: dict[str, int], now: float, *, trusted: bool) -> None:
+        """Begin the terms that the database has given to this member."""
+        for role, token in tokens.items():
             self._elect(role, token, now, trusted=trusted)
 
     def vacated(self, request: Vacate, now: float, *, done: bool) -> None:

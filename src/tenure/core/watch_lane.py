@@ -8,6 +8,7 @@ from tenure.core import messages, timing
 from tenure.core.backoff import Backoff
 from tenure.core.evidence import TURN_S, Evidence
 from tenure.core.roles import LOOKED_AT
+from tenure.events import EndReason
 
 SOON_S = 4 * timing.RETRY_S
 """The least time before the lane repeats a request."""
@@ -108,10 +109,18 @@ class WatchLane:
             self._open = False
             self._evidence = Evidence()
 
-    def end_request(self, me: str, line: str, *, urgent: bool = False) -> messages.End:
-        """Return which members to end: all, or those that hold a role."""
-        verdicts = (v for v in self.verdicts.values() if v.line == line and (v.urgent or not urgent))
-        return messages.End(me, tuple(verdicts))
+    def urgent_request(self, me: str, line: str, succession: messages.Succession | None) -> messages.End:
+        """Return which members to end that hold a role; the dead ones first, together with their succession.
+
+        A member that fell silent may be in a transaction that locks its rows, so it is ended by itself.
+        """
+        urgent = [v for v in self.verdicts.values() if v.line == line and v.urgent]
+        dead = tuple(v for v in urgent if v.reason is EndReason.DEATH)
+        return messages.End(me, dead, succession) if dead else messages.End(me, tuple(urgent))
+
+    def end_request(self, me: str, line: str) -> messages.End:
+        """Return which members to end: all."""
+        return messages.End(me, tuple(v for v in self.verdicts.values() if v.line == line))
 
     def ended(self, request: messages.End, ended: messages.Ended, line: str) -> None:
         """Process the answer to an End request: which members were ended.

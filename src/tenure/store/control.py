@@ -6,23 +6,17 @@ module only puts them in order. A request commits as a whole or not at all, and 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tenure.core import messages, timing
 from tenure.core.messages import Held, Vacancy
 from tenure.core.servers import Confirmed, Server
-from tenure.store import job_statements, statements, tables, tidy_statements
+from tenure.store import statements, tables
 from tenure.store.dialects import listed
-from tenure.store.session import Failed, Gone, Result, Sentinel, Session, Step
-
-KEPT_MEMBERS = 100
-KEPT_TERMS = 100
-KEPT_RUNS = 100
-"""How many ended memberships of a namespace, terms of a role and runs of a job are kept for operators to read."""
-
+from tenure.store.session import Failed, Gone, Result, Run, Sentinel, Session, Step
+from tenure.store.tidying import tidy
 
 TerminateSilentMember = Callable[[str, str, int | None], None]
 """Called with a namespace, a member's id and its count of renewals, to terminate that member's connections."""
@@ -222,6 +216,8 @@ class ControlStore:
         The other nodes are notified only if one of these is a role that this node does not stand for: otherwise this
         node acts alone. A member that cannot be ended does not stop the rest: the next look judges it again.
         """
+        if request.succession is not None and (succeeded := self._succeed(request, request.succession)) is not None:
+            return succeeded
         ended: list[str] = []
         vacant: tuple[Vacancy, ...] = ()
         failure: Failed | None = None
@@ -238,6 +234,34 @@ class ControlStore:
             raise failure
         return messages.Ended(tuple(ended), vacant)
 
+    def _succeed(self, request: messages.End, succession: messages.Succession) -> messages.Ended | None:
+        """End dead members, and take the roles that they leave, in one transaction (R23); None if a row is locked.
+
+        It waits for no role: one that an open transaction has locked is left for an acquisition of its own, so that the
+        end takes effect at once, and the fence refuses new transactions of the dead member.
+        """
+        me, ids = request.member_id, tuple(verdict.member_id for verdict in request.verdicts)
+        try:
+            with self.session.transaction() as run:
+                promotion, present, *ends, left = run(
+                    self._step(statements.PROMOTION),
+                    self._step(statements.LOCK_MEMBER, id=me),
+                    *map(self._end_step, request.verdicts),
+                    self._step(statements.LOCK_LEFT, id=me, names=listed(ids)),
+                )
+                names = tuple(role for (role,) in left.rows) if present.rows else ()
+                taken = self._take_vacant(
+                    run, statements.TAKE, messages.Acquire(me, succession.name, names, succession.floor)
+                )
+                (vacant,) = run(self._step(statements.VACATED, id=me))
+                for id_ in ids:
+                    self._tell("vacant", me, where=self._step(statements.LEFT_OVER, ended=id_, id=me))
+        except Failed:
+            return None
+        self._check_promotion(promotion)
+        ended = tuple(id_ for id_, end in zip(ids, ends, strict=True) if end.count)
+        return messages.Ended(ended, _vacancies(vacant), dict(taken.rows) if taken else {})
+
     def _end_one(self, verdict: messages.Verdict, me: str) -> tuple[int, tuple[Vacancy, ...]]:
         try:
             return self._write_end(verdict, me)
@@ -249,13 +273,14 @@ class ControlStore:
             return self._write_end(verdict, me)
 
     def _write_end(self, verdict: messages.Verdict, me: str) -> tuple[int, tuple[Vacancy, ...]]:
+        self._tell("vacant", me, where=self._step(statements.LEFT_OVER, ended=verdict.member_id, id=me))
+        end, vacancies = self.session.run(self._end_step(verdict), self._step(statements.VACANT, id=me))
+        return end.count, _vacancies(vacancies)
+
+    def _end_step(self, verdict: messages.Verdict) -> Step:
         text = statements.END_SILENT if verdict.reason == "silence" else statements.END_DEAD
         guard = {"renewals": verdict.renewals, "epoch": verdict.epoch, "server_start": verdict.server_start}
-        self._tell("vacant", me, where=self._step(statements.LEFT_OVER, ended=verdict.member_id, id=me))
-        end, vacancies = self.session.run(
-            self._step(text, id=verdict.member_id, **guard), self._step(statements.VACANT, id=me)
-        )
-        return end.count, _vacancies(vacancies)
+        return self._step(text, id=verdict.member_id, **guard)
 
     def release(self) -> None:
         """Release the sentinel, if one is held."""
@@ -302,16 +327,26 @@ class ControlStore:
                 )
                 unheld = {row[0] for row in (*vacant.rows, *held.rows)}
                 busy &= unheld
-            mine: dict[str, Any] = {"id": request.member_id, "names": listed(locked)}
-            _, _, taken = run(
-                self._step(take, floor=request.floor, unreserved=listed(request.unreserved), **mine),
-                self._step(statements.RECORD, name=request.name, **mine),
-                self._step(statements.TAKEN, **mine),
-            )
-            # A candidate that came too late has nothing to tell, and a thousand of them may come.
-            self._tell("changed", request.member_id, where=self._step(statements.TAKEN, **mine))
+            taken = self._take_vacant(run, take, replace(request, roles=locked))
+        self._check_promotion(promotion)
+        return messages.Acquired(dict(taken.rows) if taken else {}, busy=tuple(sorted(busy)))
+
+    def _take_vacant(self, run: Run, text: str, request: messages.Acquire) -> Result | None:
+        """Take those of the roles that are vacant. Their rows are locked, so nothing changes meanwhile."""
+        if not request.roles:
+            return None
+        mine: dict[str, Any] = {"id": request.member_id, "names": listed(request.roles)}
+        _, _, taken = run(
+            self._step(text, floor=request.floor, unreserved=listed(request.unreserved), **mine),
+            self._step(statements.RECORD, name=request.name, **mine),
+            self._step(statements.TAKEN, **mine),
+        )
+        # A candidate that came too late has nothing to tell, and a thousand of them may come.
+        self._tell("changed", request.member_id, where=self._step(statements.TAKEN, **mine))
+        return taken
+
+    def _check_promotion(self, promotion: Result) -> None:
         self._check_replicated(promotion.rows[0][0] == statements.LOSES_NOTHING if promotion.rows else False)
-        return messages.Acquired(dict(taken.rows), busy=tuple(sorted(busy)))
 
     def _check_replicated(self, loses_nothing: bool) -> None:
         """Raise ``Failed`` if the commit should be on a replica, and its wait was cancelled (R17)."""
@@ -372,39 +407,10 @@ class ControlStore:
         return messages.LeadersAre(tuple(messages.Leader(*row) for row in leaders.rows))
 
     def _tidy(self, request: messages.Tidy) -> messages.Done:
-        _, last_kept, long = self.session.run(
-            self._step(tidy_statements.DELETE_CANDIDACIES),
-            self._step(tidy_statements.LAST_KEPT_END, kept=KEPT_MEMBERS),
-            self._step(tidy_statements.LONG_HISTORIES, kept=KEPT_TERMS),
-        )
-        for (before,) in last_kept.rows:
-            self.session.run(
-                self._step(tidy_statements.CLOSE_TERMS, before=before),
-                self._step(tidy_statements.DELETE_MEMBERS, before=before),
-            )
-        for (role,) in long.rows:
-            self.session.run(self._step(tidy_statements.DELETE_TERMS, role=role, kept=KEPT_TERMS))
-        self._fold_runs()
+        tidy(self.session, self.namespace)
         (live,) = self.session.read(self._step(statements.LIVE_KEYS))
         self.sentinel.sweep({key for (key,) in live.rows})
         return messages.Done()
-
-    def _fold_runs(self) -> None:
-        """Fold the oldest runs of each job into one row, which keeps their number of due times and how they ended."""
-        (long,) = self.session.run(self._step(job_statements.LONG_RUNS, kept=KEPT_RUNS))
-        for role, job in long.rows:
-            of_job = {"role": role, "job": job}
-            with self.session.transaction() as run:
-                (mine,) = run(self._step(job_statements.LOCK_JOB, **of_job))
-                if not mine.rows:
-                    continue  # another node folds them, or the leader claims a run
-                (last_kept,) = run(self._step(job_statements.LAST_KEPT_RUN, kept=KEPT_RUNS, **of_job))
-                for (before,) in last_kept.rows:
-                    (old,) = run(self._step(job_statements.OLD_RUNS, before=before, **of_job))
-                    run(
-                        self._step(job_statements.FOLD, before=before, detail=_outcomes(old.rows), **of_job),
-                        self._step(job_statements.DELETE_FOLDED, before=before, **of_job),
-                    )
 
     def _backends(self) -> dict[str, Any]:
         names = ("control_pid", "control_start", "watch_pid", "watch_start")
@@ -423,19 +429,6 @@ def confirmed(result: Result, server: Server) -> Confirmed:
     loses_nothing = promotion == statements.LOSES_NOTHING
     limit = (max_ttl_ms / 1000, ripe_ttl_ms / 1000, limits)
     return Confirmed(incarnation, base, *limit, place, loses_nothing, replicated=bool(standbys))
-
-
-def _outcomes(rows: Sequence[tuple[Any, ...]]) -> str:
-    """Return how many runs of each outcome are folded, such as ``done 850, lost 2``; a row may be folded already."""
-    numbers: Counter[str] = Counter()
-    for outcome, detail, number in rows:
-        if outcome != "folded":
-            numbers[outcome] += int(number)
-        else:
-            for part in (detail or "").split(", "):
-                name, _, earlier = part.partition(" ")
-                numbers[name] += int(earlier) if earlier.isdecimal() else 0
-    return ", ".join(f"{outcome} {number}" for outcome, number in sorted(numbers.items()) if number)
 
 
 def _vacancies(result: Result) -> tuple[Vacancy, ...]:

@@ -112,6 +112,14 @@ where r.holder = :ended and not exists (
 limit 1
 """
 
+LOCK_LEFT = """
+select r.name from {roles} r
+where r.namespace = :namespace and r.holder in {listed} and exists (
+    select 1 from {candidates} c where c.namespace = r.namespace and c.role = r.name and c.member_id = :id)
+order by r.name {skip_locked}
+"""
+"""The roles of members that are ended in the same transaction, as far as no open transaction has locked them."""
+
 CONTESTED = """
 select distinct c.role from {candidates} c
 join {members} m on m.id = c.member_id and m.ended_at is null

@@ -16,12 +16,13 @@ from tenure.core.messages import (
     Looked,
     OpenWatch,
     Renew,
+    Succession,
     Unblock,
     Vacancy,
     Watching,
 )
 from tenure.core.roles import LOOKED_AT
-from tests.unit.core.scripted import EVERY, SERVER, SILENCE, ScriptedNode, member
+from tests.unit.core.scripted import CONFIRMED, EVERY, SERVER, SILENCE, ScriptedNode, member
 
 DEAD = member(sentinel_stands=False)
 
@@ -141,6 +142,29 @@ def test_roles_of_the_ended_member_are_taken_at_once():
     node.look(0.1, DEAD)
     kinds = node.kinds(0.1, {End: Ended(("other",), (Vacancy("r", 3),))})
     assert kinds == [End, Acquire]
+
+
+def test_roles_of_a_dead_member_are_taken_with_its_end():
+    node = joined("r", outcomes={Acquire: Acquired()})
+    node.look(0.1, replace(DEAD, holds=True))
+    end, *later = node.run(0.1, {End: Ended(("other",), tokens={"r": 7})})
+    assert end.succession == Succession(node.protocol.settings.name, CONFIRMED.base)
+    assert node.roles.holding == {"r": 7}
+    assert Acquire not in map(type, later)
+
+
+def test_silent_member_is_ended_by_itself():
+    node = joined("r")
+    node.look(0.0, member(holds=True))
+    node.look(SILENCE + 0.1, member(holds=True))
+    assert end_of(node, SILENCE + 0.1).succession is None
+
+
+def test_roles_with_a_lock_are_not_taken_with_the_end_of_their_holder():
+    node = joined("r")
+    node.roles.bound.add("r")
+    node.look(0.1, replace(DEAD, holds=True))
+    assert end_of(node, 0.1).succession is None
 
 
 def test_transactions_that_keep_a_role_locked_are_ended_now_and_then():

@@ -56,7 +56,7 @@ def shifted(value: Any, member_id: str, by: int) -> Any:
     if isinstance(value, tuple):
         return tuple(shifted(item, member_id, by) for item in value)
     if isinstance(value, messages.End):
-        return messages.End(value.member_id, tuple(shifted(verdict, member_id, by) for verdict in value.verdicts))
+        return dataclasses.replace(value, verdicts=shifted(value.verdicts, member_id, by))
     if isinstance(value, messages.Looked):
         members = tuple(shifted(member, member_id, by) for member in value.members)
         return dataclasses.replace(value, members=members)

@@ -141,7 +141,7 @@ class Base:
         elif isinstance(request, messages.End):
             reasons = {verdict.member_id: verdict.reason for verdict in request.verdicts}
             effect.ended = tuple((id_, reasons[id_]) for id_ in answer.ids)
-        elif isinstance(request, messages.Acquire):
+        if isinstance(request, (messages.Acquire, messages.End)):
             for token in answer.tokens.values():
                 if token <= self.issued:
                     effect.broken = f"{called(request.member_id)} was given {ROLE} {token} after {self.issued}"

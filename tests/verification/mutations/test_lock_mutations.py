@@ -83,6 +83,12 @@ LOCK_MUTATIONS = [
         "the lock was not taken",
         (("databases/postgres/role_locks.py", "self._free(refused, member_id)", "pass"),),
     ),
+    Mutation(
+        "a dead leader's role is taken without its lock",
+        "dead-leader",
+        BESIDE,
+        (("core/protocol.py", "confirmation.trusted and not roles.bound", "confirmation.trusted"),),
+    ),
 ]
 
 
@@ -193,6 +199,23 @@ def ended_member(url: str) -> str | None:
         return None if new.acquire("r") else "the lock was not taken"
 
 
+def dead_leader(url: str) -> str | None:
+    """The leader's connection ends, and the program that waits for its lock gets it before the other node."""
+    with Desk(url, namespace="default") as leader, tenure.Node(url, ttl=30) as node:
+        leader.backend.assign_lock("r", LOCK_ID)
+        leader.lead("r")
+        election = node.election("r", lock_id=LOCK_ID)
+        with program(url) as works:
+            until(lambda: len(election.candidates()) == 2, "both stand")
+            leader.session.close()
+            assert works.wait(20)
+            try:
+                election.wait(STOPS_WITHIN_S)
+            except tenure.WaitTimeout:
+                return None
+            return BESIDE
+
+
 STORIES: dict[str, Callable[[str], str | None]] = {
     "held-by-a-program": held_by_a_program,
     "cut-and-back": cut_and_back,
@@ -200,6 +223,7 @@ STORIES: dict[str, Callable[[str], str | None]] = {
     "busy-vacate": busy_vacate,
     "own-earlier-connection": own_earlier_connection,
     "ended-member": ended_member,
+    "dead-leader": dead_leader,
 }
 
 PROGRAM = """

@@ -513,6 +513,18 @@ MUTATIONS = [
         ),
     ),
     Mutation(
+        "a takeover that ignores open transactions",
+        "fenced-stream",
+        "a write fenced with",
+        (
+            (
+                "store/control.py",
+                "self._step(statements.LOCK_LEFT, id=me, names=listed(ids))",
+                'self._step(statements.LOCK_LEFT + " ", id=me, names=listed(ids))',  # which the simulator does not lock
+            ),
+        ),
+    ),
+    Mutation(
         "every node that sees a death acts at once",
         "deaths-in-a-fleet",
         "knocks instead of at most",

@@ -38,7 +38,7 @@ DIALECT = dataclasses.replace(
         "ripe": "min(max_ttl_ms, coalesce(ripe_ttl_ms, 60000))",
     },
 )
-_LOCKING = (statements.LOCK_FREE, statements.LOCK_PATIENTLY)
+_LOCKING = (statements.LOCK_FREE, statements.LOCK_PATIENTLY, statements.LOCK_LEFT)
 
 
 class Rows(NamedTuple):

@@ -252,7 +252,14 @@ class ModelStore:
             held = {name for name, role in self.tables.roles.items() if role.holder == verdict.member_id}
             if any((name, request.member_id) not in self.tables.candidates for name in held):
                 self.tell(f"vacant {request.member_id}")
-        return messages.Ended(tuple(ended), self._vacant(request.member_id) if ended else ())
+        tokens = self._succeed(request, request.succession) if request.succession and ended else {}
+        return messages.Ended(tuple(ended), self._vacant(request.member_id) if ended else (), tokens)
+
+    def _succeed(self, request: messages.End, succession: messages.Succession) -> dict[str, int]:
+        me, dead = request.member_id, {verdict.member_id for verdict in request.verdicts}
+        left = [name for name, role in self.tables.roles.items() if role.holder in dead]
+        mine = tuple(name for name in left if (name, me) in self.tables.candidates)
+        return self._acquire(messages.Acquire(me, succession.name, mine, succession.floor)).tokens
 
     def _guarded(self, verdict: messages.Verdict) -> bool:
         """Whether what the verdict was founded on still holds."""

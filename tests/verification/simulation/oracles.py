@@ -162,16 +162,16 @@ class Oracles:
     def executed(self, node: SimNode, request: Any, answer: Any) -> None:
         """The server has executed a request."""
         self.asked[type(request).__name__] += 1
-        if isinstance(request, messages.Acquire):
+        if isinstance(request, messages.End):
+            reasons = {verdict.member_id: verdict.reason for verdict in request.verdicts}
+            for member_id in answer.ids:
+                self._ended(member_id, reasons[member_id], node)
+        if isinstance(request, (messages.Acquire, messages.End)):
             for role, token in answer.tokens.items():
                 if token <= self._issued.get(role, 0):
                     raise Violation(f"{node.name} was given {role} {token} after {self._issued[role]}")
                 self._issued[role] = token
                 self.core.note(f"server: {role} {token} to {node.name}")
-        elif isinstance(request, messages.End):
-            reasons = {verdict.member_id: verdict.reason for verdict in request.verdicts}
-            for member_id in answer.ids:
-                self._ended(member_id, reasons[member_id], node)
 
     def _ended(self, member_id: str, reason: str, by: SimNode) -> None:
         """No member that others have ended believes in itself."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tenure.core import evidence, protocol, roles
-from tenure.store import control as store
+from tenure.store import tidying
 from tests.verification.simulation.core import Violation
 from tests.verification.simulation.oracles import Oracles
 from tests.verification.simulation.runner import Outcome, run
@@ -73,8 +73,8 @@ def test_somebody_leads_again_within_the_bound(scenario: str) -> None:
 
 
 def test_old_rows_can_be_deleted_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "KEPT_MEMBERS", 1)
-    monkeypatch.setattr(store, "KEPT_TERMS", 1)
+    monkeypatch.setattr(tidying, "KEPT_MEMBERS", 1)
+    monkeypatch.setattr(tidying, "KEPT_TERMS", 1)
     monkeypatch.setattr(protocol, "TIDY_EVERY_S", 1.0)
     for seed in range(8):
         check(run("everything", seed, sql=True))

@@ -30,13 +30,20 @@ class PostgresStore(LockingStore):
 
     def _rehearsal(self, member_id: str) -> tuple[Step, ...]:
         """Return the steps of a takeover and of a hand-over, with parameters that make them change nothing."""
-        nothing: dict[str, Any] = {"names": listed(()), "unreserved": listed(()), "name": "", "floor": 0}
+        nothing: dict[str, Any] = {"names": listed(()), "unreserved": listed(()), "name": "", "floor": 0, "ended": ""}
         nothing |= {"role": "", "token": 0, "reserved_for": None, "renewals": 0, "epoch": 0, "server_start": ""}
-        locks = (statements.PROMOTION, statements.LOCK_MEMBER, statements.LOCK_FREE)
-        takeover = (*locks, statements.TAKE, statements.RECORD, statements.TAKEN)
+        locks = (statements.PROMOTION, statements.LOCK_MEMBER, statements.LOCK_FREE, statements.LOCK_LEFT)
+        takeover = (*locks, statements.TAKE, statements.RECORD, statements.TAKEN, statements.VACATED)
         ends = (statements.END_DEAD, statements.MARK_RESIGNED, statements.MINE, statements.VACATE)
-        mine = (self._step(text, id=member_id, **nothing) for text in takeover)
-        return (*mine, *(self._step(text, id="", **nothing) for text in ends))
+        reasons = {"vacant": statements.LEFT_OVER, "changed": statements.TAKEN}
+        return (
+            *(self._step(text, id=member_id, **nothing) for text in takeover),
+            *(self._step(text, id="", **nothing) for text in ends),
+            *(
+                self.session.notification(self.namespace, kind, self._step(text, id="", **nothing))
+                for kind, text in reasons.items()
+            ),
+        )
 
 
 class PostgresBackend(backend.Backend):

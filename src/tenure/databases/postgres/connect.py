@@ -269,6 +269,8 @@ class PostgresConnector(connecting.Connector):
             "default_transaction_read_only": "off",
             "default_transaction_deferrable": "off",
             "idle_session_timeout": "0",
+            # Every statement is planned once, when the node starts, and not again in the middle of a takeover.
+            "plan_cache_mode": "force_generic_plan",
             **self._server_keepalive(),
         }
         with connection.pipeline():

@@ -170,11 +170,14 @@ class PostgresSession(LaneSession):
             raise Gone("the server ended the connection")
 
     def tell(self, namespace: str, payload: str, where: Step | None = None) -> None:
+        self._untold.append(self.notification(namespace, payload, where))
+
+    def notification(self, namespace: str, payload: str, where: Step | None) -> Step:
+        """Return the step that sends a notification, if ``where`` finds a row."""
         parameters = {"channel": channel(self.dialect, namespace, payload.partition(" ")[0]), "payload": payload}
         if where is None:
-            self._untold.append(Step(_NOTIFY, parameters))
-        else:
-            self._untold.append(Step(f"{_NOTIFY} where exists ({where.text})", parameters | where.parameters))
+            return Step(_NOTIFY, parameters)
+        return Step(f"{_NOTIFY} where exists ({where.text})", parameters | where.parameters)
 
     def follow(self, *steps: Step) -> None:
         """Run steps right after the next transaction, if it commits, and before the notifications that follow."""
