@@ -59,7 +59,7 @@ A node was paused
     It checks its own deadline before it acts on anything else. After a long pause its terms have lapsed. The writes of
     an old leader that has not noticed this yet are refused by the fence, which checks the token in the database.
 
-The rules have numbers, R0 to R23, which the code and the tests cite. ``docs/explanation/protocol.md`` lists them,
+The rules have numbers, R0 to R24, which the code and the tests cite. ``docs/explanation/protocol.md`` lists them,
 each with its code, its tests, and the mutation that shows why it is needed.
 
 # What is not promised

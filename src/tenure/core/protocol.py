@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from tenure.core import messages, timing
 from tenure.core.backoff import Backoff, Throttle
 from tenure.core.confirmation import Confirmation
+from tenure.core.evidence import TURN_S
 from tenure.core.leaders import ObservedLeaders
 from tenure.core.membership import ControlConnection, Membership, Phase, PhaseEvent
 from tenure.core.roles import Roles
@@ -257,12 +258,17 @@ class NodeProtocol:
         if watched or (membership.row and self.roles.locked):
             self._suspend()
 
-    def notified(self, kind: str, role: str, now: float) -> None:
+    def notified(self, note: str, now: float) -> None:
         """Process a notification: a role is ``vacant``, has ``changed`` hands, or should be resigned.
 
         If the notification names a vacant role, the node tries for it at once; the database refuses if the role is not
-        vacant. The work that notifications cause is bounded, because any client can send them.
+        vacant. If it names another member, that one is about to take the role, and this node's next look shows whether
+        it did (R24). The work that notifications cause is bounded, because any client can send them.
         """
+        kind, parties, role = (*note.split(" ", 2), "", "")[:3]
+        sender, _, heir = parties.partition(">")
+        if sender == self.member_id or (heir and heir != self.member_id):
+            return
         if kind == "changed":
             self._leaders.notified(now)
         elif not role or role in self.roles.standing:
@@ -403,9 +409,12 @@ class NodeProtocol:
 
     def _vacated(self, request: messages.Vacate, vacated: messages.Vacated, now: float) -> None:
         self.roles.vacated(request, now, done=vacated.done)
-        # A renewal shows whether another node stands for the role; or that the role is vacant, if its lock was missing.
-        if vacated.done and request.role in (*self.roles.standing_back(now), *self.roles.bound):
+        # A renewal shows that the role is vacant, if its lock was missing; or whether another node stands for the role.
+        # The second can wait: it would only delay the successor's commit.
+        if vacated.done and request.role in self.roles.bound:
             self._renew_by(now)
+        elif vacated.done and request.role in self.roles.standing_back(now):
+            self._renew_by(now + TURN_S)
 
     def _ripened(self, request: messages.Ripen, _: messages.Done, now: float) -> None:
         self._confirmation.ripened()

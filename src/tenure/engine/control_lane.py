@@ -114,12 +114,9 @@ class ControlLane(Lane):
         with contextlib.suppress(BlockingIOError):
             while self._wakee.recv(1024):
                 pass
-        protocol = self._engine.protocol
         with self._engine.lock:
             for note in notes:
-                kind, sender, role = (*note.split(" ", 2), "", "")[:3]
-                if sender != protocol.member_id:
-                    protocol.notified(kind, role, clock.now())
+                self._engine.protocol.notified(note, clock.now())
 
     def _answer_query(self) -> bool:
         """Answer one question of the application; False if none can be answered now."""

@@ -18,6 +18,9 @@ from tenure.store.dialects import listed
 from tenure.store.session import Failed, Gone, Result, Run, Sentinel, Session, Step
 from tenure.store.tidying import tidy
 
+NAMED_ROLES = 8
+"""How many roles a node that leaves names in notifications. If it held more, all other nodes check."""
+
 TerminateSilentMember = Callable[[str, str, int | None], None]
 """Called with a namespace, a member's id and its count of renewals, to terminate that member's connections."""
 
@@ -204,9 +207,15 @@ class ControlStore:
         marks = (
             self._step(statements.MARK_RESIGNED, id=me, role=role, token=token) for role, token in request.given_up
         )
-        self._unlock_after()
-        self._tell("vacant", me, where=self._step(statements.HOLDS, id=me))
-        self.session.run(*marks, self._step(statements.END_SELF, id=me, reason="left"))
+        with self.session.transaction() as run:
+            *_, left = run(*marks, self._step(statements.SUCCESSORS, id=me, limit=NAMED_ROLES + 1))
+            if len(left.rows) <= NAMED_ROLES:
+                for role, heir in left.rows:
+                    self._tell_vacant(me, role, heir)
+            else:
+                self._tell("vacant", me)
+            self._unlock_after()
+            run(self._step(statements.END_SELF, id=me, reason="left"))
         self.release()
         return messages.Done()
 
@@ -357,20 +366,23 @@ class ControlStore:
         """Vacate the role. If fenced transactions are open, only mark the term, so that no new one begins."""
         term: dict[str, Any] = {"id": request.member_id, "role": request.role, "token": request.token}
         with self.session.transaction() as run:
-            _, free, mine = run(
+            _, free, mine, successor = run(
                 self._step(statements.MARK_RESIGNED, **term),
                 self._step(statements.LOCK_FREE, names=listed((request.role,))),
                 self._step(statements.MINE, **term),
+                self._step(statements.SUCCESSOR, id=request.member_id, role=request.role),
             )
             if mine.rows and not free.rows:
                 return messages.Vacated(done=False)
-            vacate = self._step(statements.VACATE, reserved_for=request.reserved_for, **term)
-            # The notification names the role if any candidate may take it: candidates then try without reading first.
-            about = request.member_id if request.reserved_for else f"{request.member_id} {request.role}"
-            run(vacate)
+            run(self._step(statements.VACATE, reserved_for=request.reserved_for, **term))
             self._unlock_after(request.role)
-            self._tell("vacant", about)
+            heir = request.reserved_for or next((heir for _, heir in successor.rows), None)
+            self._tell_vacant(request.member_id, request.role, heir)
         return messages.Vacated(done=True)
+
+    def _tell_vacant(self, me: str, role: str, heir: str | None) -> None:
+        """Notify the candidate that should take the role, or all if there is none (R24)."""
+        self._tell("vacant", f"{me}>{heir} {role}" if heir else f"{me} {role}")
 
     def _unlock_after(self, role: str | None = None) -> None:
         """Release the role's lock, or all locks, after the commit and before others are notified (R21)."""

@@ -22,7 +22,7 @@ def adopts(role: str, token: int = 1) -> Standing:
 def test_term_that_was_adopted_is_not_acquired_again():
     node = ScriptedNode("r", takeover="strict")
     node.run(0.0, {Acquire: LOST})
-    node.protocol.notified("vacant", "r", 0.1)
+    node.protocol.notified("vacant another r", 0.1)
     assert Acquire not in node.kinds(0.2, {Renew: adopts("r")})
     assert node.news() == [Elected("r", 1)]
 
@@ -81,7 +81,7 @@ def test_flood_of_notifications_causes_few_requests():
     node.look(0.0, member())
     renewals = 0
     for step in range(200):
-        node.protocol.notified("vacant", "", 0.01 * step)
+        node.protocol.notified("vacant another", 0.01 * step)
         renewals += node.kinds(0.01 * step).count(Renew)
     assert HEED_AT_ONCE < renewals <= HEED_AT_ONCE + 2 / HEED_EVERY_S + 1
 

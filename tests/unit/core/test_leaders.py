@@ -32,7 +32,7 @@ def test_vacant_role_is_reported_when_it_had_a_leader():
 def test_leaders_are_asked_for_with_each_renewal_and_each_notification():
     node = observer()
     assert Leaders not in node.kinds(1.0)
-    node.protocol.notified("changed", "r", 1.0)
+    node.protocol.notified("changed another r", 1.0)
     assert node.run(1.0) == [Leaders(("r",))]
     assert Leaders in node.kinds(EVERY)
 
@@ -45,7 +45,7 @@ def test_role_is_asked_for_as_soon_as_it_is_observed():
 
 def test_node_that_observes_nothing_asks_for_no_leader():
     node = ScriptedNode("r")
-    node.protocol.notified("changed", "r", 0.0)
+    node.protocol.notified("changed another r", 0.0)
     assert Leaders not in node.kinds(0.0)
 
 
@@ -53,6 +53,6 @@ def test_flood_of_notifications_causes_few_questions():
     node = observer()
     asked = 0
     for step in range(200):
-        node.protocol.notified("changed", "r", 1.0 + 0.005 * step)
+        node.protocol.notified("changed another r", 1.0 + 0.005 * step)
         asked += node.kinds(1.0 + 0.005 * step).count(Leaders)
     assert 10 <= asked <= 15

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenure.core import roles
+from tenure.core.evidence import TURN_S
 from tenure.core.messages import Acquire, Acquired, Held, Renew, Stand, Standing, Vacancy, Vacate, Vacated
 from tenure.core.roles import Roles
 from tenure.events import Deposed, Elected
@@ -61,20 +62,20 @@ def test_vacant_role_that_the_node_does_not_stand_for_is_left_alone():
 
 def test_role_said_to_be_vacant_is_tried_for_at_once():
     node = candidate()
-    node.protocol.notified("vacant", "r", 0.1)
+    node.protocol.notified("vacant another r", 0.1)
     assert node.kinds(0.1) == [Acquire]
 
 
 def test_notification_about_other_roles_causes_nothing():
     node = leader("mine")
     for role in ("mine", "a role that this node does not stand for"):
-        node.protocol.notified("vacant", role, 0.1)
+        node.protocol.notified(f"vacant another {role}", 0.1)
     assert node.kinds(0.1) == []
 
 
 def test_notification_without_a_role_causes_a_renewal():
     node = candidate()
-    node.protocol.notified("vacant", "", 0.1)
+    node.protocol.notified("vacant another", 0.1)
     assert node.kinds(0.1, standing()) == [Renew]
 
 
@@ -179,10 +180,11 @@ def test_standing_back_is_counted_from_the_end_of_the_work():
     assert node.roles.standing_back(5.0 + TTL) == ()
 
 
-def test_node_that_stands_alone_leads_again_at_once():
+def test_node_that_stands_alone_leads_again_after_a_moment():
     node = leader("r")
     node.protocol.resign("r", 1.0)
-    requests = node.run(1.0, standing(vacant=(Vacancy("r", 1),), alone_in=("r",)))
+    assert Renew not in node.kinds(1.0), "a successor would have to wait for it"
+    requests = node.run(1.0 + TURN_S, standing(vacant=(Vacancy("r", 1),), alone_in=("r",)))
     assert next(request for request in requests if isinstance(request, Renew)).alone_in == ("r",)
     assert node.news()[-1] == Elected("r", 2)
 
@@ -190,14 +192,23 @@ def test_node_that_stands_alone_leads_again_at_once():
 def test_standing_back_ends_when_another_node_has_led():
     node = leader("r")
     node.protocol.resign("r", 1.0)
-    assert Acquire in node.kinds(1.0, standing(vacant=(Vacancy("r", 2),)))
+    node.run(1.0)
+    assert Acquire in node.kinds(1.0 + TURN_S, standing(vacant=(Vacancy("r", 2),)))
+
+
+def test_notification_for_another_member_is_left_to_that_one():
+    node = candidate()
+    node.protocol.notified("vacant sender>another r", 0.1)
+    assert node.kinds(0.1) == []
+    node.protocol.notified(f"vacant sender>{node.protocol.member_id} r", 0.1)
+    assert node.kinds(0.1) == [Acquire]
 
 
 def test_role_resigned_here_needs_a_look_before_a_notification_counts():
     node = leader("r")
     node.protocol.resign("r", 1.0)
     node.run(1.0, standing())
-    node.protocol.notified("vacant", "r", 1.1)
+    node.protocol.notified("vacant another r", 1.1)
     assert node.kinds(1.1, standing()) == [Renew]
 
 
@@ -219,7 +230,7 @@ def test_withdrawal_resigns_and_removes_the_candidacy():
 
 def test_role_that_is_withdrawn_from_is_not_tried_for_any_more():
     node = candidate()
-    node.protocol.notified("vacant", "r", 1.0)
+    node.protocol.notified("vacant another r", 1.0)
     node.protocol.withdraw("r", 1.0)
     assert node.kinds(1.0) == [Stand]
 
@@ -255,7 +266,8 @@ def test_heir_takes_the_role_although_it_stood_back():
     node = leader("r")
     node.protocol.resign("r", 1.0)
     mine = Vacancy("r", 1, reserved_for=node.protocol.member_id)
-    assert Acquire in node.kinds(1.0, standing(vacant=(mine,)))
+    node.run(1.0)
+    assert Acquire in node.kinds(1.0 + TURN_S, standing(vacant=(mine,)))
 
 
 def test_others_leave_a_reserved_role_to_the_heir_for_a_ttl():

@@ -537,6 +537,24 @@ MUTATIONS = [
         (("core/watch_lane.py", "self._sweep_at = now + TURN_S * (1 + self._spread)", "return True"),),
     ),
     Mutation(
+        "every candidate acts on a resignation",
+        "named-successor",
+        "attempts for one role",
+        (
+            (
+                "core/protocol.py",
+                "sender == self.member_id or (heir and heir != self.member_id)",
+                "sender == self.member_id",
+            ),
+        ),
+    ),
+    Mutation(
+        "only the named successor takes a role",
+        "frozen-heir",
+        "its heir was frozen: nobody led",
+        (("core/watch_lane.py", "        if not looked.vacancy:\n", "        if True:\n"),),
+    ),
+    Mutation(
         "nodes that a notification made renew together go on doing so",
         "resignation-in-a-fleet",
         "renewals within",

@@ -8,6 +8,7 @@ from unittest import mock
 
 from tenure.core import messages, timing
 from tenure.core.protocol import NodeProtocol
+from tenure.store.control import NAMED_ROLES
 from tests.verification.simulation.node import SimNode
 from tests.verification.simulation.registry import scenario
 from tests.verification.simulation.simulation import Simulation
@@ -134,10 +135,11 @@ def deaths_in_a_fleet(sim: Simulation) -> None:
 
 @scenario()
 def resignation_in_a_fleet(sim: Simulation) -> None:
-    """The leader leaves: all nodes are told and renew at once, but not together from then on."""
+    """A leader of many roles leaves: all nodes are told and renew at once, but not together from then on."""
     number, interval, slices = 50, timing.renewal_interval(TTL), 10
+    roles = ("r", *(f"s{each}" for each in range(NAMED_ROLES)))
     for each in range(number):
-        sim.node(f"n{each}", "r", ttl=TTL, rate=1.0)
+        sim.node(f"n{each}", *roles, ttl=TTL, rate=1.0)
         sim.run(interval / number)
     sim.run(1.0)
     leader = sim.oracles.leader("r")
@@ -148,6 +150,39 @@ def resignation_in_a_fleet(sim: Simulation) -> None:
         with _counted(messages.Renew, "control") as renewals:
             sim.run(interval / slices)
         sim.expect(len(renewals) <= number / 2, f"{len(renewals)} renewals within {interval / slices} s")
+
+
+@scenario()
+def named_successor(sim: Simulation) -> None:
+    """The leader of many nodes resigns, or leaves: one node tries for the role, at once (R24)."""
+    for number in range(20):
+        sim.node(f"n{number}", "r", ttl=TTL)
+    sim.run(5.0)
+    for leaves in (False, True):
+        leader, since = _from_the_leader(sim, 1)[0], sim.core.now
+        with _counted(messages.Acquire, "control") as attempts:
+            if leaves:
+                leader.leave()
+            else:
+                leader.resign("r")
+            sim.run(0.1)
+        gap = sim.oracles.next_term_after("r", since)
+        sim.expect(gap is not None, "the successor leads within milliseconds")
+        sim.expect(len(attempts) <= 2, f"{len(attempts)} attempts for one role")
+        sim.run(2.0)
+
+
+@scenario()
+def frozen_heir(sim: Simulation) -> None:
+    """The leader resigns, and the node that it names is frozen: the others act in its place."""
+    for number in range(3):
+        sim.node(f"n{number}", "r", ttl=4 * TTL)
+    sim.run(5.0)
+    leader, heir, *_ = _from_the_leader(sim, 3)
+    heir.pause()
+    since = sim.core.now
+    leader.resign("r")
+    _led_within(sim, timing.SLICE_S + 1.0, since, "the leader resigned while its heir was frozen")
 
 
 @scenario()

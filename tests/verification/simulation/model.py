@@ -14,6 +14,7 @@ from typing import Any
 from tenure.core import messages, timing
 from tenure.core.messages import Held, Sighting, Vacancy
 from tenure.core.servers import Confirmed, Server
+from tenure.store.control import NAMED_ROLES
 from tenure.store.session import Failed, Gone
 
 
@@ -235,8 +236,13 @@ class ModelStore:
         for term in map(self.tables.terms.get, request.given_up):
             if term and term.member_id == request.member_id:
                 term.resigned = True
+        left = [name for name, role in self.tables.roles.items() if role.holder == request.member_id]
+        if len(left) > NAMED_ROLES:
+            self.tell(f"vacant {request.member_id}")
+        else:
+            for name in left:
+                self._tell_vacant(request.member_id, name, self._successor(request.member_id, name))
         self._end_one(request.member_id, "left")
-        self._tell_if_it_held(request.member_id)
         self.release()
         return messages.Done()
 
@@ -336,15 +342,25 @@ class ModelStore:
         term, role = self.tables.terms.get((request.role, request.token)), self.tables.roles.get(request.role)
         if term and term.member_id == request.member_id:
             term.resigned = True
+        heir = request.reserved_for or self._successor(request.member_id, request.role)
         if role and (role.token, role.holder) == (request.token, request.member_id):
             if request.role in self.locked():
                 return messages.Vacated(done=False)
             role.holder, role.reserved_for = None, request.reserved_for
             role.request_token = role.request_to = None
-        self.tell(
-            f"vacant {request.member_id}" if request.reserved_for else f"vacant {request.member_id} {request.role}"
-        )
+        self._tell_vacant(request.member_id, request.role, heir)
         return messages.Vacated(done=True)
+
+    def _successor(self, me: str, role: str) -> str | None:
+        """The candidate that a notification names: the next one on the ring."""
+        tables = self.tables
+        if role not in tables.roles or tables.roles[role].holder != me:
+            return None
+        others = [member for name, member in tables.candidates if name == role and member != me]
+        return min(filter(tables.lives, others), key=lambda member: (member < me, member), default=None)
+
+    def _tell_vacant(self, me: str, role: str, heir: str | None) -> None:
+        self.tell(f"vacant {me}>{heir} {role}" if heir else f"vacant {me} {role}")
 
     # The namespace
 

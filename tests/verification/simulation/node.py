@@ -426,10 +426,8 @@ class SimNode:
             self._watch_lost(connection)
 
     def notification(self, connection: Connection, payload: str) -> None:
-        kind, sender, role = (*payload.split(" ", 2), "", "")[:3]
-
         def hear() -> None:
-            if connection is self.control and sender != self.protocol.member_id:
-                self.protocol.notified(kind, role, self.now)
+            if connection is self.control:
+                self.protocol.notified(payload, self.now)
 
         self._do("control", connection.life, hear)

@@ -34,7 +34,7 @@ class PostgresStore(LockingStore):
         nothing |= {"role": "", "token": 0, "reserved_for": None, "renewals": 0, "epoch": 0, "server_start": ""}
         locks = (statements.PROMOTION, statements.LOCK_MEMBER, statements.LOCK_FREE, statements.LOCK_LEFT)
         takeover = (*locks, statements.TAKE, statements.RECORD, statements.TAKEN, statements.VACATED)
-        ends = (statements.END_DEAD, statements.MARK_RESIGNED, statements.MINE, statements.VACATE)
+        ends = (statements.END_DEAD, statements.MARK_RESIGNED, statements.MINE, statements.SUCCESSOR, statements.VACATE)
         reasons = {"vacant": statements.LEFT_OVER, "changed": statements.TAKEN}
         return (
             *(self._step(text, id=member_id, **nothing) for text in takeover),
