@@ -31,6 +31,7 @@ class WatchLane:
         self._sweep_at = timing.NEVER
         """When to try for a role that a look has shown as vacant."""
         self._unblock_at = timing.LONG_AGO
+        self._stand_aside_until = timing.LONG_AGO
 
     @property
     def urgent(self) -> bool:
@@ -60,6 +61,9 @@ class WatchLane:
         # A fallen sentinel is only a suspicion until the server has accepted a fresh connection.
         if self._evidence.due:
             return messages.Knock(self._evidence.server_start)
+        # The control lane acts on the proof first: two threads of one process would only hinder each other.
+        if self.urgent and now < self._stand_aside_until:
+            return self._stand_aside_until
         if self.evictions:
             return messages.Evict(self.evictions)
         if busy and now >= self._unblock_at:
@@ -93,6 +97,7 @@ class WatchLane:
             return self._looked(answer, me, now)
         elif isinstance(answer, messages.Knocked):
             self._judge(self._evidence.knocked(accepted=answer.open))
+            self._stand_aside_until = now + TURN_S
         elif isinstance(request, messages.Evict):
             self.evictions = ()
         elif isinstance(request, messages.Unblock):

@@ -269,7 +269,7 @@ class ControlStore:
             return None
         self._check_promotion(promotion)
         ended = tuple(id_ for id_, end in zip(ids, ends, strict=True) if end.count)
-        return messages.Ended(ended, _vacancies(vacant), dict(taken.rows) if taken else {})
+        return messages.Ended(ended, _vacancies(vacant) if ended else (), dict(taken.rows) if taken else {})
 
     def _end_one(self, verdict: messages.Verdict, me: str) -> tuple[int, tuple[Vacancy, ...]]:
         try:

@@ -238,9 +238,11 @@ def test_node_with_many_roles_looks_at_the_holders_of_some():
 def test_node_looks_on_at_once_if_all_its_neighbours_have_fallen():
     node = joined()
     node.look(0.0, *(member(f"a{number}", sentinel_stands=False) for number in range(NEIGHBOURS)))
+    assert node.look(0.0) == [], "the control lane acts first"
+    assert not node.protocol.settled
+    node.run(0.0)
     (look,) = node.look(0.0)[:1]
     assert look == Look(node.protocol.member_id, None, 0.0, 2 * NEIGHBOURS)
-    assert not node.protocol.settled
 
 
 def test_standing_again_for_a_role_does_not_make_the_node_look_at_once():

@@ -155,14 +155,15 @@ class Comparison:
         count = (row.renewals if row else 0) - stale % 2
         self.perform(by, messages.End(self.member(by), (Verdict(id_, "silence", "system:1", renewals=count),)))
 
-    def death(self, by: int, who: int, stale: int, _: int) -> None:
+    def death(self, by: int, who: int, stale: int, floor: int) -> None:
         id_ = self.member(who)
         row = self.model.database.tables.members.get(id_)
         epoch, start = (row.epoch, row.server_start) if row else (0, "")
         verdict = Verdict(
             id_, "death", "system:1", epoch=epoch - (stale == 1), server_start="old" if stale == 2 else start
         )
-        self.perform(by, messages.End(self.member(by), (verdict,)))
+        succession = messages.Succession("name", floor) if floor % 2 else None
+        self.perform(by, messages.End(self.member(by), (verdict,), succession))
 
     def stand(self, who: int, roles: int, withdrawn: int, _: int) -> None:
         self.perform(
