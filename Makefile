@@ -113,8 +113,8 @@ kills: system-packages $(READY) ## kill the leader of a schedule KILLS times aro
 forgotten: system-packages $(READY) ## freeze leaders whose author forgot the fence, until WRITES stale writes met a guarded table
 	$(BIN)/python -m tests.verification.guards --writes $(WRITES) --database $(DATABASE) $(ARGS)
 
-bench: $(READY) ## measure; with PEERS=1 beside what people would use instead, which takes half an hour to an hour
-	$(if $(PEERS),@scripts/system-packages postgresql redis-server zookeeper etcd-server etcd-client)
+bench: $(READY) ## measure; with PEERS=1 beside what people would use instead, which takes about an hour
+	$(if $(PEERS),@scripts/system-packages postgresql mariadb-server-core pgbouncer redis-server zookeeper etcd-server etcd-client)
 	$(BIN)/python benchmarks/$(if $(PEERS),beside,run).py $(ARGS)
 
 lint: $(READY) ## check style and form

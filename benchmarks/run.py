@@ -1,17 +1,19 @@
 """Measure what the documentation states, each figure against a floor in the same run.
 
-    python benchmarks/run.py [--rounds N] [--json FILE]
+    python benchmarks/run.py [--rounds N] [--traces N] [--json FILE]
 
 Crash failover is the time from ``kill -9`` of the leader to a successor that has read ``is_leader == True``. Its floor
 is a bare waiter in ``pg_advisory_lock`` (on MariaDB ``GET_LOCK``) on the same server, killed and timed in between.
 The floor of a guard is the same table without one; see ``guards``. The floor of a dead host is a living one; see
-``hosts``.
+``hosts``. At last it prints where the time of a crash failover and of a hand-over goes, and draws it to
+build/trace.svg; see ``trace``.
 Exits with 1 if a figure misses its bound.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -27,12 +29,17 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import tenure  # noqa: E402
-from benchmarks import guards, hosts  # noqa: E402
+from benchmarks import guards, hosts, trace  # noqa: E402
 from benchmarks.contenders import contenders, failover_ms, first_to_lead, floor_ms  # noqa: E402
+from benchmarks.peers.bench import Bench  # noqa: E402
+from benchmarks.peers.demands import FLOOR_FACTOR, ROLE_COST_US  # noqa: E402
+from benchmarks.peers.servers import Servers  # noqa: E402
+from tests.support.arguments import at_least  # noqa: E402
 from tests.support.mariadb import MariaDbServer  # noqa: E402
 from tests.support.servers import PostgresServer, postgres_installations  # noqa: E402
 from tests.support.store_by_hand import execute  # noqa: E402
 
+TRACE = ROOT / "build" / "trace.svg"
 WriterFailovers = dict[bool, list[tuple[float, float]]]
 """Milliseconds until a successor led, and until it had written, by whether the table is guarded."""
 
@@ -179,9 +186,9 @@ def measure_postgres(report: Report, rounds: int) -> None:
     least = statistics.median(floor)
     print(f"PostgreSQL {version}, Python {sys.version.split()[0]}, {os.cpu_count()} cores, {rounds} rounds")
     report.samples("floor: bare pg_advisory_lock", floor, None, None)
-    report.samples("crash failover, 3 nodes", three, 4 * least, least)
-    report.samples("crash failover, 10 nodes", ten, 4 * least, least)
-    report.samples("crash failover, 1,000 roles", thousand, 4 * least + 50, least)
+    report.samples("crash failover, 3 nodes", three, FLOOR_FACTOR * least, least)
+    report.samples("crash failover, 10 nodes", ten, FLOOR_FACTOR * least, least)
+    report.samples("crash failover, 1,000 roles", thousand, FLOOR_FACTOR * least + 1000 * ROLE_COST_US / 1000, least)
     report.failovers_of_writers("PostgreSQL", writers)
     report.costs("PostgreSQL", costs)
 
@@ -200,14 +207,24 @@ def measure_mariadb(report: Report, rounds: int) -> None:
     least = statistics.median(floor)
     print(f"MariaDB {version}")
     report.samples("floor: bare GET_LOCK", floor, None, None)
-    report.samples("crash failover, MariaDB, 3 nodes", three, 4 * least, least)
+    report.samples("crash failover, MariaDB, 3 nodes", three, FLOOR_FACTOR * least, least)
     report.failovers_of_writers("MariaDB", writers)
     report.costs("MariaDB", costs)
+
+
+def show_traces(rounds: int) -> None:
+    """Print where the time goes, and draw it."""
+    with contextlib.ExitStack() as stack:
+        traces = trace.measure(Bench(Servers(stack)), rounds)
+    TRACE.parent.mkdir(exist_ok=True)
+    TRACE.write_text(trace.picture(traces))
+    print(f"\n{trace.markdown(traces)}\n\ndrawn to {TRACE.relative_to(ROOT)}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="how often each failover is measured")
+    parser.add_argument("--traces", type=at_least(0), default=8, help="how many failovers and hand-overs are traced")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     options = parser.parse_args()
     report = Report()
@@ -229,6 +246,8 @@ def main() -> int:
     ms, ratio = start_ratio(run_s)
     report.add("tenure run, SQLite", f"{ms:.0f} ms", "", f"{ratio:.2f}", ("15 interpreter starts", ratio <= 15))
     print("\n" + report.markdown())
+    if options.traces:
+        show_traces(options.traces)
     if options.json:
         options.json.write_text(json.dumps(report.rows, indent=2) + "\n")
     return 0 if report.kept else 1

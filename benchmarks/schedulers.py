@@ -102,7 +102,8 @@ class Contender:
         elif self.server is None:
             yield {"module": self.module, "settings": self.settings}
         else:
-            with servers.STARTERS[self.server]() as started:
+            with contextlib.ExitStack() as stack:
+                started = servers.Servers(stack)[self.server]
                 place = {"redis_url": f"redis://127.0.0.1:{started.port}/0", "directory": str(started.directory)}
                 yield {"module": self.module, "settings": {**self.settings, **place}}
 

@@ -11,8 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
-
+from benchmarks.guards import cpu_s
 from benchmarks.peers import Entrant
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +31,7 @@ class Contender:
     """One process."""
 
     def __init__(self, entrant: Entrant, url: str, name: str) -> None:
-        self.entrant = entrant
+        self.entrant, self.url, self.name = entrant, url, name
         self.started_ns = now_ns()
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **getattr(entrant.home, "ENVIRONMENT", {})}
         self.process = subprocess.Popen(
@@ -45,6 +44,7 @@ class Contender:
         )
         self._events: list[tuple[str, int, str]] = []
         self._changed = threading.Condition()
+        self._helpers: list[subprocess.Popen[bytes]] = []
         threading.Thread(target=self._listen, daemon=True).start()
 
     @property
@@ -65,7 +65,7 @@ class Contender:
         for number, line in enumerate(self.process.stdout):
             if not self.foreign:
                 word, at, *more = line.split()
-                self._happened(word, int(at), *more)
+                self._happened(word, int(at), " ".join(more))
             elif number == 0:
                 self._happened("lead", now_ns())
         self._happened("lost", now_ns())
@@ -97,11 +97,17 @@ class Contender:
         self.process.send_signal(number)
         return at
 
-    def resign(self) -> int:
-        """Return when it began to hand over."""
+    def resign(self, to: str = "") -> int:
+        """Return when it began to hand over, to the one who is named or to anybody."""
+        if hasattr(self.entrant.home, "resign_command"):
+            began = now_ns()
+            self._helpers.append(
+                subprocess.Popen(self.entrant.home.resign_command(self.url), stdout=subprocess.DEVNULL)
+            )
+            return began
         if self.foreign:
             return self.signal(signal.SIGINT)
-        self._tell("resign")
+        self._tell(f"resign {to}")
         return self.when("resigning")
 
     def calm(self) -> None:
@@ -114,9 +120,16 @@ class Contender:
         self._tell(f"check {count}")
         return float(self._heard("checked", NEVER_S)[2])
 
+    def spans(self) -> list[tuple[int, int, str, str]]:
+        """Return what it recorded: from when until when, in which lane, and what."""
+        self._tell("trace")
+        self.when("traced")
+        with self._changed:
+            recorded = [(at, more.split()) for word, at, more in self._events if word == "span"]
+        return [(began, int(ended), lane, what) for began, (ended, lane, what) in recorded]
+
     def cpu_s(self) -> float:
-        times = psutil.Process(self.process.pid).cpu_times()
-        return times.user + times.system
+        return cpu_s(self.process.pid)
 
     def _tell(self, line: str) -> None:
         assert self.process.stdin
@@ -124,8 +137,9 @@ class Contender:
         self.process.stdin.flush()
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        for process in (self.process, *self._helpers):
+            process.kill()
+            process.wait()
         for stream in (self.process.stdin, self.process.stdout):
             if stream:
                 stream.close()

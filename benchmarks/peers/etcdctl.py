@@ -14,5 +14,6 @@ ENVIRONMENT = {"ETCDCTL_API": "3"}
 
 def command(url: str, name: str, lease_s: int, *, elect: bool = False) -> list[str]:
     """Return the program and its arguments."""
-    what = ["elect", "role", name] if elect else ["lock", f"--ttl={lease_s}", "role"]
-    return ["etcdctl", f"--endpoints={url}", *what]
+    endpoint, _, role = url.partition("/")
+    what = ["elect", role, name] if elect else ["lock", f"--ttl={lease_s}", role]
+    return ["etcdctl", f"--endpoints={endpoint}", *what]

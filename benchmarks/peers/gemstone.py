@@ -13,6 +13,8 @@ VARIANTS = {"expire 2 s": {"lease_s": 2, "poll_s": 0.5}, "default, expire 60 s":
 
 
 class Candidate:
+    renews_when_asked = True
+
     def __init__(self, url: str, name: str, lease_s: int, poll_s: float) -> None:
         import psycopg
         from gemstone_utils import election

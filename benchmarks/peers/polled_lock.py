@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from benchmarks.peers import bare_lock
+from benchmarks.peers import WAITS, Variant, bare_lock
 
 NAME = "pg_try_advisory_lock by hand"
 SERVER = "postgres"
 SURVIVES = False
-VARIANTS = {"polled every 5 s": {"poll_s": 5.0}}
+VARIANTS = {"polled every 5 s": Variant({"poll_s": 5.0}, waits=WAITS)}
 
 
 class Candidate(bare_lock.Candidate):

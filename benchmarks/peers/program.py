@@ -1,7 +1,8 @@
 """The process of one candidate: python -m benchmarks.peers.program MODULE URL NAME OPTIONS-AS-JSON.
 
 It says what happens on its output, with the nanosecond of a clock that all processes share; and takes commands on its
-input: `resign`; `check N`, which times N checks; and `calm`, so that looking at it all the time costs nothing at rest.
+input: `resign`, perhaps with the name of a successor; `check N`, which times N checks; `calm`, so that looking at it
+all the time costs nothing at rest; and `trace`, on which a candidate that keeps a record says what is in it.
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ import time
 from typing import Any
 
 
-def say(word: str, *more: object) -> None:
-    print(word, time.clock_gettime_ns(time.CLOCK_BOOTTIME), *more, flush=True)
+def now_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def say(word: str, at_ns: int, *more: object) -> None:
+    sys.stdout.write(" ".join(map(str, (word, at_ns, *more))) + "\n")  # in one piece: two threads say something
+    sys.stdout.flush()
 
 
 def obey(candidate: Any, resigned: threading.Event, calm: threading.Event) -> None:
     for line in sys.stdin:
         word, *arguments = line.split()
         if word == "resign":
-            say("resigning")
+            say("resigning", now_ns())
             resigned.set()
-            candidate.resign()
+            candidate.resign(*arguments)
         elif word == "calm":
             calm.set()
         elif word == "check":
@@ -32,7 +38,11 @@ def obey(candidate: Any, resigned: threading.Event, calm: threading.Event) -> No
             began = time.perf_counter_ns()
             for _ in range(count):
                 candidate.check()
-            say("checked", (time.perf_counter_ns() - began) / count)
+            say("checked", now_ns(), (time.perf_counter_ns() - began) / count)
+        elif word == "trace":
+            for began, ended, lane, what in candidate.spans():
+                say("span", began, ended, lane, what)
+            say("traced", now_ns())
 
 
 def main() -> None:
@@ -40,16 +50,18 @@ def main() -> None:
     home = importlib.import_module(f"benchmarks.peers.{module}")
     candidate = home.Candidate(url, name, **json.loads(options))
     resigned, calm = threading.Event(), threading.Event()
-    say("ready")
+    say("ready", now_ns())
     threading.Thread(target=obey, args=(candidate, resigned, calm), daemon=True).start()
     candidate.wait()
-    say("lead")
-    asked = believed = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    say("lead", now_ns())
+    # At rest nobody asks, except where asking is what renews.
+    calm_s = 0.1 if hasattr(candidate, "renews_when_asked") else 3600.0
+    asked = believed = now_ns()
     while candidate.believes() and not resigned.is_set():
         believed = asked
-        time.sleep(0.1 if calm.is_set() else 0.001)
-        asked = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    print("lost", believed, flush=True)  # not now: when it last asked and the answer was yes
+        time.sleep(calm_s if calm.is_set() else 0.001)
+        asked = now_ns()
+    say("lost", believed)  # not now: when it last asked and the answer was yes
     threading.Event().wait()  # who has resigned, or lost, stands no more: the others are measured
 
 

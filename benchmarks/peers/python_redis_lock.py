@@ -14,7 +14,9 @@ class Candidate:
         import redis
         import redis_lock
 
-        self.lock = redis_lock.Lock(redis.Redis.from_url(url), "role", expire=lease_s, auto_renewal=True, id=name)
+        # A waiter waits for as long as the lease, and redis-py would give up after 5 s.
+        client = redis.Redis.from_url(url, socket_timeout=None)
+        self.lock = redis_lock.Lock(client, "role", expire=lease_s, auto_renewal=True, id=name)
         self.leads = False
 
     def wait(self) -> None:

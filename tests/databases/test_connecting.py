@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import ipaddress
 import logging
-import os
 import re
 import shutil
 import socket
-import subprocess
 from urllib.parse import quote
 
 import psutil
@@ -19,6 +17,7 @@ import tenure
 from tenure import ConfigError, StoreUnavailable, TenureError
 from tests.cli.test_cli import Answer
 from tests.conftest import INSTALLATIONS, NO_POSTGRES, missing
+from tests.support.certificates import make_certificate, use_tls
 from tests.support.secrets import CANARY, PIECE, assert_untold, ways_in
 from tests.support.servers import PostgresServer
 from tests.support.store_by_hand import Nodes, execute, until
@@ -37,15 +36,6 @@ def outside_address() -> str | None:
     return next((address for address in addresses if not ipaddress.ip_address(address).is_loopback), None)
 
 
-def make_certificate(directory, address):
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    subject = ("-subj", "/CN=tests", "-addext", f"subjectAltName=IP:{address}", "-days", "2")
-    files = ("-keyout", directory / "server.key", "-out", directory / "server.crt")
-    subprocess.run(["openssl", "req", "-x509", *curve, *subject, *files], check=True, capture_output=True)
-    (directory / "server.key").chmod(0o600)
-    return directory / "server.crt"
-
-
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory):
     """A server that asks for a password and speaks TLS, at an address that is not loopback if there is one."""
@@ -55,11 +45,7 @@ def guarded(tmp_path_factory):
         missing("TLS needs a certificate: install openssl")
     server = PostgresServer(listen=outside_address() or "127.0.0.1", fsync=False, password=CANARY)
     try:
-        certificate = make_certificate(server.data, server.listen)
-        if server.account:
-            for path in (certificate, certificate.with_suffix(".key")):
-                os.chown(path, server.account.uid, server.account.gid)
-        server.configure(ssl=True)
+        use_tls(server)
         server.start()
         yield server
     finally:

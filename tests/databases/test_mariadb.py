@@ -35,7 +35,7 @@ from tenure.store.session import Failed, Gone, Step
 from tenure.store.tables import MIGRATIONS
 from tenure.term import cut_short
 from tests.conftest import missing
-from tests.databases.test_connecting import make_certificate
+from tests.support.certificates import make_certificate
 from tests.support.cluster import Cluster
 from tests.support.mariadb import NO_MARIADB, MariaDbServer, mariadb_program
 from tests.support.secrets import CANARY, assert_untold, ways_in
