@@ -16,7 +16,7 @@ from tests.dashboard.browser import chromium, look, violations
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(400), pytest.mark.xdist_group("website")]
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["index.html", "tutorial.html", "explanation/comparison.html", "api/index.html"]
+PAGES = ["index.html", "tutorial.html", "explanation/comparison.html", "proof.html", "api/tenure-node.html"]
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
