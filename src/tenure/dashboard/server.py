@@ -25,8 +25,13 @@ class Impatient(H11Protocol):
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to wait."""
+        """Begin to wait, and let no part of an answer wait for the client's word that it has the part before.
+
+        asyncio does this for the sockets that it creates, and not for one that it is given: each answer in two parts
+        then takes 40 ms longer.
+        """
         super().connection_made(transport)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
