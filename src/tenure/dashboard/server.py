@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from typing import Any
 
@@ -82,4 +83,6 @@ def serve(application: Dashboard, listener: socket.socket) -> None:
         timeout_keep_alive=10,
         timeout_graceful_shutdown=2,
     )
+    # The modules stay to the end. To look through them for garbage would hold up an answer for 60 ms every few minutes.
+    gc.freeze()
     uvicorn.Server(config).run(sockets=[listener])
