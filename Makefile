@@ -66,7 +66,7 @@ demo: $(READY) ## watch an election, a crash and a takeover
 
 screens: $(READY) ## make the pictures and the transcript of the documents, from a real run
 	@scripts/system-packages chromium chromium-driver
-	$(BIN)/python scripts/screens.py
+	PYTHONPATH=. $(BIN)/python scripts/screens.py
 	PYTHONPATH=. $(BIN)/python scripts/dashboard_screens.py
 
 unit: $(READY) ## run the tests that need no server, in seconds

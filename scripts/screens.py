@@ -1,6 +1,7 @@
 """Make the pictures of the documents, and the transcript of the proof, from a real run: `make screens`.
 
 docs/screens/demo.svg     `tenure demo`, in the middle and at the end
+docs/screens/failover.svg who led when in the same run, as an animation
 docs/screens/status.svg   `tenure status` of three nodes
 docs/proof.md             what `tenure demo` prints on a pipe, between the marks
 """
@@ -21,7 +22,10 @@ from rich.console import Console
 from rich.text import Text
 
 import tenure
+from scripts import failover
+from scripts.failover import Happening
 from tenure.cli.demo.command import perform
+from tenure.cli.demo.scenario import Tone
 from tenure.cli.demo.screen import Screen
 from tenure.clock import now
 
@@ -35,6 +39,14 @@ class Recording(Screen):
     """A screen that keeps, of all its pictures, the one of a leader that is frozen and does not know."""
 
     kept = False
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self.happened: list[Happening] = []
+
+    def event(self, at: float, who: str, what: str, tone: Tone = "plain") -> None:
+        super().event(at, who, what, tone)
+        self.happened.append(Happening(at, who, what))
 
     def tick(self) -> None:
         frozen = [replica for replica in self.replicas if replica.fate == "frozen"]
@@ -56,8 +68,12 @@ def save(recorded: Console, name: str, title: str) -> None:
 
 def demo() -> None:
     recorded = console()
-    perform(Recording(recorded), None, fast=False, sqlite=False)
+    recording = Recording(recorded)
+    perform(recording, None, fast=False, sqlite=False)
     save(recorded, "demo", "tenure demo")
+    terms = {token: (one.name, *span) for one in recording.replicas for token, span in one.terms.items()}
+    picture = failover.draw([one.name for one in recording.replicas], terms, recording.happened)
+    (SCREENS / "failover.svg").write_text(picture)
 
 
 def status() -> None:

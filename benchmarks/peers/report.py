@@ -173,7 +173,7 @@ class Report:
 
     def _table(self) -> str:
         heads = [
-            "", "start", "crash: median", "p95", "to the floor", "to Tenure", "hand-over: median", "p95",
+            "program", "start", "crash: median", "p95", "to the floor", "to Tenure", "hand-over: median", "p95",
             "pause: succeeded after", "overlap: median", "longest", "requests/s and node", "CPU ms/s", "connections",
             "check", "rounds",
         ]  # fmt: skip

@@ -25,6 +25,8 @@ MENDED = {
     '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="Pages">',
     '<aside class="toc-drawer">': '<aside class="toc-drawer" aria-label="On this page">',
     "<pre>": '<pre tabindex="0">',
+    "<dl>\n<dd>": '<dl role="none">\n<dd>',  # the parameters of a long signature, which are no list of definitions
+    '<div id="search-results">': '<h1>Search</h1>\n<div id="search-results">',
     '<div class="table-wrapper colwidths-auto docutils container">': (
         '<div class="table-wrapper colwidths-auto docutils container" tabindex="0">'
     ),

@@ -1,4 +1,4 @@
-"""What is wrong with built pages: links that lead nowhere, and what a browser would fetch from another host."""
+"""What is wrong with built pages: links that lead nowhere, requests to other hosts, heads of columns that are empty."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ FETCHED = {("link", "href"), ("use", "href"), ("image", "href"), ("object", "dat
 IN_STYLES = re.compile(r"""(?:@import\s+|url\()\s*["']?([^"')\s;]+)""")
 
 
+EMPTY_HEAD = re.compile(r"<th\b[^>]*>(<p>)?\s*(</p>)?</th>")
+"""The head of a column that a screen reader could not name."""
+
+
 class Page(HTMLParser):
     """The names and the addresses in a page or a picture."""
 
@@ -22,6 +26,7 @@ class Page(HTMLParser):
         self.names: set[str] = set()
         self.links: list[str] = []
         self.fetched: list[str] = []
+        self.nameless_column = EMPTY_HEAD.search(text) is not None
         self._style = False
         self.feed(text)
 
@@ -55,6 +60,8 @@ def faults(site: Path) -> list[str]:
     pages = {path: Page(path.read_text()) for kind in ("html", "svg") for path in sorted(site.rglob(f"*.{kind}"))}
     found = []
     for path, page in pages.items():
+        if page.nameless_column:
+            found.append(f"{path.relative_to(site)}: a column of a table has an empty head")
         for address in page.links:
             found += [f"{path.relative_to(site)}: {fault}" for fault in _leads_nowhere(path, address, pages)]
         for address in page.fetched:

@@ -7,6 +7,7 @@ namespace.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 LOOK_EVERY_S = 0.02
+FIRST_LOOKS_S = (0.002, 0.004, 0.008)
+"""The pauses before the first looks for the outcome of a hand-over, which mostly takes milliseconds."""
 LOCK_NOT_AVAILABLE = "55P03"
 LOCK_WAITED_IN_VAIN = ((1205,), (1213,))
 """MariaDB's errors for a lock that was not free in time, and for a deadlock that it ended."""
@@ -271,10 +274,13 @@ class Registry:
     def _job_steps(self, role: str, job: str, *texts: str, **parameters: Any) -> list[Step]:
         return [Step(text, {"namespace": self.namespace, "role": role, "job": job, **parameters}) for text in texts]
 
-    def resign(self, role: str, to: str | None = None, timeout: float = 2 * timing.DEFAULT_TTL_S) -> LeaderInfo | None:
+    def resign(
+        self, role: str, to: str | None = None, timeout: float = 2 * timing.DEFAULT_TTL_S, *, token: int | None = None
+    ) -> LeaderInfo | None:
         """Ask the leader of ``role`` to hand over, to the candidate ``to`` if one is named; wait until it has.
 
-        Return the new leader; None if there is no other candidate. Raises NotLeader if the role has no leader,
+        With ``token``, only the term that has this token is ended. Return the new leader; None if there is no other
+        candidate. Raises NotLeader if the role has no leader, or if its term is not the one that ``token`` says,
         ConfigError if ``to`` is not a candidate, and WaitTimeout if the leader does not answer, or if a transaction
         under its term keeps the request from being written.
         """
@@ -283,19 +289,25 @@ class Registry:
         before = self._leader(role)
         if before is None:
             raise NotLeader(f"role {role!r} has no leader that could resign")
+        if token not in (None, before.token):
+            raise NotLeader(
+                f"nothing was done: the leader of role {role!r} has changed meanwhile, and {before.name!r} leads, "
+                f"token {before.token}"
+            )
         with self._asking():
             others = [other for other in records.candidates(self, role) if other.member_id != before.member_id]
         member_id = None if to is None else records.candidate_id(role, check_name("to", to), others)
         self._request(role, before, member_id, deadline)
+        pauses = itertools.chain(FIRST_LOOKS_S, itertools.repeat(LOOK_EVERY_S))
         while (after := self._leader(role)) is not None and after.token == before.token:
             if time.monotonic() >= deadline:
                 raise WaitTimeout(
                     f"role {role!r}: {before.name!r} was asked to resign and has not done so within {timeout:g} s; the "
                     "request remains; if the leader is paused, its lease will run out"
                 )
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(next(pauses))
         while after is None and others and time.monotonic() < deadline:
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(next(pauses))
             after = self._leader(role)
         return after
 

@@ -52,9 +52,10 @@ def test_a_page_that_needs_nothing_from_elsewhere_has_no_faults(site):
         ('<a href="how-to/lost.html">', "a link leads to how-to/lost.html, and there is no such file"),
         ('<a href="how-to/fence.html#lost">', "the page has no such anchor"),
         ('<a href="#lost">', "the page has no such anchor"),
+        ('<table><tr><th class="head"><p>a</p></th><th class="head"><p></p></th></tr></table>', "an empty head"),
     ],
 )
-def test_the_checker_finds_foreign_requests_and_broken_links(site, text, fault):
+def test_the_checker_finds_foreign_requests_broken_links_and_empty_heads(site, text, fault):
     (site / "index.html").write_text(text)
     (found,) = check.faults(site)
     assert found.startswith("index.html: ")
@@ -112,7 +113,7 @@ def test_every_integration_has_a_page_of_the_interface():
 
 def test_the_comparison_has_the_figures_of_the_benchmarks():
     page = (REPOSITORY / "docs" / "explanation" / "comparison.md").read_text()
-    results = _table((REPOSITORY / "benchmarks" / "RESULTS.md").read_text(), "|  | start |")
+    results = _table((REPOSITORY / "benchmarks" / "RESULTS.md").read_text(), "| program | start |")
     columns = {
         "crash: median": "crash: median",
         "hand-over: median": "hand-over: median",

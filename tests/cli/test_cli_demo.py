@@ -133,6 +133,10 @@ def test_pictures_are_of_the_present_demo():
     assert len(lines) > 10
     for line in lines:
         assert line in picture
+    failover = (REPOSITORY / "docs" / "screens" / "failover.svg").read_text()
+    later = re.findall(r"the next one leads ([0-9.]+ m?s) later", failover)
+    assert len(later) == 3
+    assert all(f", {took} later" in picture for took in later), "both are of the same run"
     status = (REPOSITORY / "docs" / "screens" / "status.svg").read_text()
     assert all(column in status for column in ("ROLE", "LEADER", "TOKEN", "SINCE", "RENEWED", "CANDIDATES"))
 

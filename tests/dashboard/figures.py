@@ -1,18 +1,22 @@
 """The figures of the dashboard, by the browser's own clock: `python -m tests.dashboard.figures`.
 
-Needs PostgreSQL and Chromium. It prints the load of the machine with them: they are worth little on a busy one.
+Needs PostgreSQL and Chromium. It prints the load of the machine with them: they are worth little on a busy one. The
+floor is what the browser takes for the same with an almost empty page, which a bare server has ready.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.server
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -51,6 +55,42 @@ new MutationObserver(() => {
   if (!window.seen && !now.startsWith(old) && now.includes(" leads")) window.seen = Date.now();
 }).observe(document.querySelector("main"), { subtree: true, childList: true, characterData: true });
 """
+
+
+class Bare(http.server.BaseHTTPRequestHandler):
+    """An almost empty page, with a form that leads back to it."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    page = (
+        b"<!doctype html><title>floor</title><link rel='icon' href='data:,'><p id='summary'>floor leads</p>"
+        b"<form method='post'><button>Hand over to floor</button></form>"
+    )
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(self.page)))
+        self.end_headers()
+        self.wfile.write(self.page)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(303)
+        self.send_header("Location", "/?done")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def bare() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Bare) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
 
 
 def load() -> str:
@@ -97,7 +137,8 @@ def many(url: str) -> None:
             )
 
 
-def first_page(browser: Chrome, address: str) -> None:
+def load_page(browser: Chrome, address: str) -> tuple[dict[str, float], float]:
+    """Return the medians, and the best time to the answer."""
     loads = []
     for _ in range(15):
         browser.execute_cdp_cmd("Network.enable", {})
@@ -105,11 +146,18 @@ def first_page(browser: Chrome, address: str) -> None:
         browser.get(address)
         loads.append(wait_for(browser, LOADED))
     middle = {key: statistics.median(one[key] for one in loads) for key in loads[0]}
-    best = min(one["answer"] for one in loads)
+    return middle, min(one["answer"] for one in loads)
+
+
+def first_page(browser: Chrome, address: str) -> None:
+    middle, best = load_page(browser, address)
+    with bare() as static:
+        floor, _ = load_page(browser, static)
     print(
         f"first page, {ROLES} roles and {MEMBERS} members, nothing cached, median of 15: the answer after "
         f"{middle['answer']:.1f} ms (best {best:.1f}), everything loaded after {middle['loaded']:.0f} ms, "
-        f"{middle['bytes'] / 1000:.1f} kB in {middle['files']:.0f} files; {load()}"
+        f"{middle['bytes'] / 1000:.1f} kB in {middle['files']:.0f} files; floor: {floor['answer']:.1f} ms, "
+        f"loaded after {floor['loaded']:.0f} ms; {load()}"
     )
 
 
@@ -141,8 +189,19 @@ def open_pages(server: PostgresServer, address: str, seconds: float = 20.0) -> N
     )
 
 
+def click(browser: Chrome, address: str) -> float:
+    """Hand over by a click; return after how many milliseconds the page that says so is painted."""
+    browser.get(address)
+    button = browser.find_element("xpath", "//button[contains(., 'Hand over to')]")
+    successor = button.text.rpartition(" ")[2]
+    browser.execute_script(NOTE_CLICKS)
+    button.click()
+    took: float = wait_for(browser, PAINTED.replace("arguments[0]", repr(successor + " leads")))
+    return took
+
+
 def hand_over_and_kill(browser: Chrome, url: str, users: Path) -> None:
-    clicks, kills = [], []
+    clicks, floor, kills = [], [], []
     workers = {}
     tenure.Registry(url).create()
 
@@ -152,7 +211,7 @@ def hand_over_and_kill(browser: Chrome, url: str, users: Path) -> None:
     def two_stand() -> bool:
         return any(role.role == "leader" and role.leader and role.candidates == 2 for role in registry.roles())
 
-    with tenure.Registry(url) as registry, ui(url, "--users-file", str(users)) as address:
+    with tenure.Registry(url) as registry, ui(url, "--users-file", str(users)) as address, bare() as static:
         try:
             for name in ("worker-1", "worker-2"):
                 start(name)
@@ -160,13 +219,13 @@ def hand_over_and_kill(browser: Chrome, url: str, users: Path) -> None:
             sign_in(browser, address, TOKEN)
             for _ in range(10):
                 until(two_stand, "two candidates", 90)
-                browser.get(address + "role?name=leader")
-                button = browser.find_element("xpath", "//button[contains(., 'Hand over to')]")
-                successor = button.text.rpartition(" ")[2]
-                browser.execute_script(NOTE_CLICKS)
-                button.click()
-                clicks.append(wait_for(browser, f"{PAINTED.replace('arguments[0]', repr(successor + ' leads'))}"))
-            print(f"click on `Hand over` until `… leads` is painted, 10 times: {figures(clicks)}; {load()}", flush=True)
+                clicks.append(click(browser, address + "role?name=leader"))
+                floor.append(click(browser, static))
+            print(
+                f"click on `Hand over` until `… leads` is painted, 10 times: {figures(clicks)}; "
+                f"floor: {figures(floor)}; {load()}",
+                flush=True,
+            )
             for _ in range(10):
                 until(two_stand, "two candidates", 90)
                 browser.get(address + "role?name=leader")

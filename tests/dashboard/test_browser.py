@@ -82,6 +82,22 @@ def test_click_hands_over_and_the_page_says_who_leads(signed_in):
     assert "olga" in browser.find_element("css selector", "main table").text
 
 
+def test_page_does_not_ask_while_a_form_is_under_way_and_goes_on_if_it_leads_nowhere(signed_in, postgres_url):
+    browser, address, _ = signed_in
+    browser.get(address + "role?name=scheduler")
+    browser.execute_script(
+        "addEventListener('submit', (sent) => { sent.preventDefault(); window.sent = performance.now(); })"
+    )
+    browser.find_element("xpath", "//button[contains(., 'Hand over to worker-2')]").click()
+    with tenure.Registry(postgres_url) as registry:
+        registry.resign("scheduler", to="worker-3")
+    wait_for(browser, "return document.querySelector('#summary').innerText.startsWith('worker-3 leads')")
+    after = browser.execute_script(
+        "return performance.getEntriesByType('resource').map((one) => one.startTime - window.sent).filter((s) => s > 0)"
+    )
+    assert min(after) > 3500
+
+
 def test_hand_over_with_the_keyboard_and_without_script(signed_in):
     browser, address, nodes = signed_in
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})

@@ -86,7 +86,8 @@ def test_form_that_is_sent_twice_acts_once(three_nodes, operated):
     act(operated, None, HAND_OVER)
     act(operated, None, {**HAND_OVER, "to": "worker-3"})
     assert three_nodes[1].election("scheduler").is_leader
-    assert "nothing was done: the leader has changed meanwhile" in ask(operated, "/actions").text
+    said = ask(operated, "/actions").text
+    assert "nothing was done: the leader of role &#39;scheduler&#39; has changed meanwhile" in said
 
 
 def test_worker_that_did_not_act_shows_no_notice_of_another_action(sqlite_url):
@@ -137,6 +138,26 @@ def test_many_who_look_cost_one_reading_a_second(sqlite_url, monkeypatch):
         readings = readers.count(app._reader._thread.ident)  # those of other tests may still be reading
         assert 2 <= readings <= 2 + lasted
         assert asked > 2 * readings
+
+
+def test_page_that_asks_during_a_reading_asks_again_soon(sqlite_url, monkeypatch):
+    """Otherwise what is being read would be on the screen a second later."""
+    monkeypatch.setattr(snapshot, "EVERY_S", 60)
+    reading, read = threading.Event(), threading.Event()
+    with three(sqlite_url):
+        app = dashboard(sqlite_url)
+        assert ask(app).status == 200
+        until(lambda: int(ask(app).headers["tenure-next"]) > 30_000, "the end of the first round")
+        real = tenure.Registry.overview
+        monkeypatch.setattr(tenure.Registry, "overview", lambda self: reading.set() or (read.wait(20) and real(self)))
+        again = threading.Thread(target=app._reader.read_again)
+        again.start()
+        assert reading.wait(20)
+        try:
+            assert int(ask(app).headers["tenure-next"]) < 30_000
+        finally:
+            read.set()
+            again.join()
 
 
 def test_nobody_who_looks_costs_nothing(sqlite_url, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import time
@@ -10,8 +11,10 @@ import urllib.parse
 import urllib.request
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
-from tenure.dashboard.server import HEADERS_WITHIN_S
+from tenure.dashboard.server import HEADERS_WITHIN_S, Impatient
 from tests.dashboard.browser import ui
 from tests.dashboard.conftest import OPERATOR, three
 
@@ -36,6 +39,34 @@ def test_slow_clients_are_given_up_and_others_answered(sqlite_url, sent_before):
             connection.settimeout(3 * HEADERS_WITHIN_S)
             assert connection.recv(1) == b"", "the server closes it"
             connection.close()
+
+
+def test_no_part_of_an_answer_waits_for_the_client():
+    """A page comes in two parts. Nagle's algorithm would keep the second until the client acknowledges the first."""
+
+    async def without_delay():
+        config = uvicorn.Config(lambda *_: None, log_config=None)
+        config.load()
+        accepted = asyncio.get_running_loop().create_future()
+
+        class Accepting(Impatient):
+            def connection_made(self, transport):
+                super().connection_made(transport)
+                accepted.set_result(transport.get_extra_info("socket"))
+
+        def protocol():
+            return Accepting(config, ServerState(), {})
+
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = await asyncio.get_running_loop().create_server(protocol, sock=listener)
+        with socket.create_connection(listener.getsockname()):
+            one = await asyncio.wait_for(accepted, 20)
+            try:
+                return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            finally:
+                server.close()
+
+    assert asyncio.run(without_delay())
 
 
 def test_actions_are_logged_on_stderr(sqlite_url, tmp_path):

@@ -16,7 +16,7 @@ from tests.dashboard.browser import chromium, look, violations
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(400), pytest.mark.xdist_group("website")]
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["index.html", "tutorial.html", "explanation/comparison.html", "api/index.html"]
+PAGES = ["index.html", "tutorial.html", "explanation/comparison.html", "proof.html", "api/tenure-node.html"]
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -43,6 +43,22 @@ def address(tmp_path_factory):
 def driver():
     with chromium() as browser:
         yield browser
+
+
+def test_picture_of_a_failover_plays_once_and_not_for_those_who_prefer_less_motion(driver, address):
+    def frames(preference):
+        feature = {"name": "prefers-reduced-motion", "value": preference}
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        driver.get(address + "_images/failover.svg")
+        shown = driver.execute_script("return getComputedStyle(document.querySelector('.curtain')).display") != "none"
+        timings = "return document.getAnimations().map((one) => one.effect.getComputedTiming().endTime)"
+        return shown, driver.execute_script(timings)
+
+    assert frames("no-preference") == (True, [5000])
+    assert frames("reduce") == (False, [])
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert driver.execute_script("return document.querySelectorAll('.term').length") == 4
+    assert driver.execute_script("return document.querySelectorAll('script').length") == 0
 
 
 @pytest.mark.parametrize("page", PAGES)

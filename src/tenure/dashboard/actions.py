@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from tenure import NotLeader, Registry, TenureError
+from tenure import Registry, TenureError
+from tenure.dashboard.subjects import number
 
 log = logging.getLogger("tenure.dashboard")
 
@@ -99,12 +100,8 @@ class Verb:
 
 def _hand_over(registry: Registry, form: Mapping[str, str]) -> str:
     """Hand over, if the term is still the one that the visitor saw: a form that is sent twice acts once."""
-    seen = {role.role: role for role in registry.roles()}.get(form["role"])
-    if seen is None or seen.leader is None:
-        raise NotLeader(f"role {form['role']!r} has no leader that could hand over")
-    if str(seen.token) != form["token"]:
-        raise NotLeader(f"nothing was done: the leader has changed meanwhile, and {seen.leader.name} leads")
-    after = registry.resign(form["role"], to=form["to"], timeout=HAND_OVER_WITHIN_S)
+    seen = number(form["token"], 0)
+    after = registry.resign(form["role"], to=form["to"], timeout=HAND_OVER_WITHIN_S, token=seen)
     return "no other candidate took over" if after is None else f"{after.name} leads, token {after.token}"
 
 

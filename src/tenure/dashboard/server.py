@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from typing import Any
 
@@ -25,8 +26,13 @@ class Impatient(H11Protocol):
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to wait."""
+        """Begin to wait, and let no part of an answer wait for the client's word that it has the part before.
+
+        asyncio does this for the sockets that it creates, and not for one that it is given: each answer in two parts
+        then takes 40 ms longer.
+        """
         super().connection_made(transport)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -77,4 +83,6 @@ def serve(application: Dashboard, listener: socket.socket) -> None:
         timeout_keep_alive=10,
         timeout_graceful_shutdown=2,
     )
+    # The modules stay to the end. To look through them for garbage would hold up an answer for 60 ms every few minutes.
+    gc.freeze()
     uvicorn.Server(config).run(sockets=[listener])

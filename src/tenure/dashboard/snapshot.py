@@ -94,12 +94,19 @@ class Reader:
         """The number of the last snapshot of an earlier thread."""
         self._begun = self._ended = 0
         """How many rounds of reading have begun, and ended."""
+        self._begun_at = 0.0
         self._thread: threading.Thread | None = None
 
     @property
     def next_in(self) -> float:
-        """In how many seconds the next reading is due."""
-        return max(0.0, self._next - time.monotonic())
+        """In how many seconds there may be something new.
+
+        While a round is under way, that is soon; if it takes longer, whoever asks is told to wait for longer.
+        """
+        now = time.monotonic()
+        if self._begun > self._ended:
+            return min(now - self._begun_at, EVERY_S)
+        return max(0.0, self._next - now)
 
     def fresh(self) -> Snapshot | None:
         """Return the latest snapshot if nobody has to wait for a newer one; else None. Never blocks for long."""
@@ -186,6 +193,7 @@ class Reader:
             while True:
                 with self._changed:
                     self._begun += 1
+                    self._begun_at = time.monotonic()
                     this = self._begun
                 registry = self._round(registry)
                 with self._changed:

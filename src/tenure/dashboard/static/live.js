@@ -5,6 +5,7 @@
   const PATIENCE = 4000;
   let etag = null;
   let answered = Date.now();
+  let leaving = 0;
 
   // Makes a node like another, and keeps every element that stays: a button that is pressed, a field with the focus.
   function change(old, made) {
@@ -58,9 +59,13 @@
   }
 
   function again() {
-    if (document.hidden) document.addEventListener("visibilitychange", again, { once: true });
+    // A form that was sent leads to another page. If it does not, this page goes on after a while.
+    const stays = leaving + PATIENCE - Date.now();
+    if (stays > 0) setTimeout(again, stays);
+    else if (document.hidden) document.addEventListener("visibilitychange", again, { once: true });
     else ask();
   }
 
+  addEventListener("submit", () => (leaving = Date.now()));
   setTimeout(again, 250);
 })();
