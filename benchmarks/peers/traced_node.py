@@ -85,9 +85,9 @@ def wait(self: Any, method: Callable[..., Any], *arguments: Any, **more: Any) ->
             _spans.append((began, now_ns(), lane(), "round-trip"))
 
 
-def notified(self: NodeProtocol, method: Callable[..., Any], kind: str, *arguments: Any) -> Any:
-    with recorded(f"notified:{kind}"):
-        return method(self, kind, *arguments)
+def notified(self: NodeProtocol, method: Callable[..., Any], note: str, *arguments: Any) -> Any:
+    with recorded(f"notified:{note.split(maxsplit=1)[0]}"):
+        return method(self, note, *arguments)
 
 
 def wrap_everything() -> None:

@@ -1,8 +1,4 @@
-"""A namespace as its tables show it, for people and programs that are not members of it.
-
-Read a namespace, ask its leader to resign, and administer it: create the tables, set the largest TTL, delete a
-namespace.
-"""
+"""A namespace as its tables show it, for people and programs that are not members of it: read and administer it."""
 
 from __future__ import annotations
 
@@ -45,8 +41,6 @@ FIRST_LOOKS_S = (0.002, 0.004, 0.008)
 LOCK_NOT_AVAILABLE = "55P03"
 LOCK_WAITED_IN_VAIN = ((1205,), (1213,))
 """MariaDB's errors for a lock that was not free in time, and for a deadlock that it ended."""
-
-
 WAITS_FOR_A_REPLICA = (
     ": if the server is alive, the commit waits for a synchronous replica, and the change may still take effect; "
     "check with `tenure doctor`"
@@ -321,7 +315,7 @@ class Registry:
         while True:
             try:
                 with self._asking():
-                    self.session.tell(self.namespace, "vacant registry")
+                    self.session.tell(self.namespace, f"vacant registry>{before.member_id}")
                     self.session.run(Step(statements.REQUEST, request))
             except _Busy:
                 if time.monotonic() >= deadline:

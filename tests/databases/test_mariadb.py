@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import queue
 import re
 import shutil
 import signal
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
@@ -307,6 +309,63 @@ def test_waits_leave_no_line_in_the_log(mariadb_server, mariadb_url):
         assert mariadb_server.log_lines(mark) == []
         slow = (mariadb_server.log.parent / "data" / "slow").read_text()
         assert "get_lock" not in slow
+
+
+@contextlib.contextmanager
+def waiting(desk, holder):
+    """A look of the desk that waits for the holder's sentinel, for a minute; yields what it found, when it did."""
+    watch, session = desk.backend.open_watch()
+    ((key,),) = holder.session.read(Step("select sentinel_key from {members} where id = :id", {"id": holder.id}))[
+        0
+    ].rows
+    desk.store.watch_backend = session.pid, session.started
+    desk.ask(messages.Renew(desk.id))
+    found: queue.Queue[messages.Looked] = queue.Queue()
+    look = messages.Look(desk.id, key, 60.0, 4, ("r",))
+    thread = threading.Thread(target=lambda: found.put(watch.perform(look)))
+    with contextlib.closing(session):
+        thread.start()
+        waits = f"select 1 from information_schema.processlist where id = {session.pid} and state = 'User lock'"
+        until(lambda: execute(desk.settings.url, waits), "the look waits")
+        yield found
+        thread.join(20)
+
+
+def test_resignation_ends_the_wait_of_the_successor(mariadb_url):
+    """MariaDB has no notifications: the next look would come after a second (R24)."""
+    with Desk(mariadb_url) as leader, Desk(mariadb_url) as candidate:
+        token = leader.lead("r").token
+        candidate.stand("r")
+        with waiting(candidate, leader) as found:
+            assert leader.ask(messages.Vacate(leader.id, "r", token)).done
+            looked = found.get(timeout=20)
+        assert (looked.vacancy, looked.told) == (True, False)
+
+
+def test_request_to_resign_ends_the_wait_of_the_leader(mariadb_url):
+    with Desk(mariadb_url, namespace="default") as leader, Desk(mariadb_url, namespace="default") as candidate:
+        leader.lead("r")
+        candidate.stand("r")
+        with waiting(leader, candidate) as found, tenure.Registry(mariadb_url) as registry:
+            with pytest.raises(tenure.WaitTimeout):
+                registry.resign("r", timeout=0.1)
+            assert found.get(timeout=20).vacancy
+
+
+def test_no_connection_is_disturbed_that_has_the_number_of_a_watch_before_a_restart(mariadb_url):
+    with Desk(mariadb_url) as leader, Desk(mariadb_url) as candidate, connected(mariadb_url) as innocent:
+        token = leader.lead("r").token
+        candidate.stand("r")
+        candidate.store.watch_backend = innocent.thread_id(), "before the restart"
+        candidate.ask(messages.Renew(candidate.id))
+        with ThreadPoolExecutor() as pool:
+            slept = pool.submit(lambda: innocent.execute("select sleep(1)").fetchone())
+            working = (
+                f"select 1 from information_schema.processlist where id = {innocent.thread_id()} and info is not null"
+            )
+            until(lambda: execute(mariadb_url, working), "the statement runs")
+            leader.ask(messages.Vacate(leader.id, "r", token))
+            assert slept.result() == (0,), "the statement was not ended"
 
 
 def test_leader_whose_connection_is_killed_hears_of_it_at_once(mariadb_server, mariadb_url, tmp_path):

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 import tenure
 from tenure.core import messages
-from tenure.core.protocol import NodeProtocol, ProtocolOptions
+from tenure.core.options import ProtocolOptions
+from tenure.core.protocol import NodeProtocol
 from tenure.databases.backend import backend_for
 from tenure.databases.postgres.session import channel
 from tenure.errors import TenureError

@@ -14,16 +14,17 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from tenure.core import messages, timing
+from tenure.core import messages
 from tenure.core.backoff import Backoff, Throttle
 from tenure.core.confirmation import Confirmation
 from tenure.core.evidence import TURN_S
 from tenure.core.leaders import ObservedLeaders
 from tenure.core.membership import ControlConnection, Membership, Phase, PhaseEvent
+from tenure.core.options import ProtocolOptions
 from tenure.core.roles import Roles
 from tenure.core.timing import LONG_AGO, NEVER, RETRY_S
 from tenure.core.watch_lane import WatchLane
@@ -33,19 +34,6 @@ TIDY_EVERY_S = 3600.0
 LEAVE_WITHIN_S = 2.0
 """How long a node that leaves without a connection tries to open one."""
 LONGEST_PAUSE_S = 1.0
-
-
-@dataclass(frozen=True)
-class ProtocolOptions:
-    """The options of a node. They do not change while it runs."""
-
-    name: str
-    ttl: float = timing.DEFAULT_TTL_S
-    renew_every: float = timing.DEFAULT_TTL_S / 4
-    takeover: str = "instant"
-    sentinels: bool = True
-    """Whether to hold a sentinel, or to rely on the lease alone."""
-    metadata: str = "{}"
 
 
 class NodeProtocol:
@@ -261,9 +249,9 @@ class NodeProtocol:
     def notified(self, note: str, now: float) -> None:
         """Process a notification: a role is ``vacant``, has ``changed`` hands, or should be resigned.
 
-        If the notification names a vacant role, the node tries for it at once; the database refuses if the role is not
-        vacant. If it names another member, that one is about to take the role, and this node's next look shows whether
-        it did (R24). The work that notifications cause is bounded, because any client can send them.
+        If it names a vacant role, the node tries for it at once; the database refuses if the role is not vacant. If it
+        names another member, that one acts, and the next look shows whether it did (R24). The work that notifications
+        cause is bounded, because any client can send them.
         """
         kind, parties, role = (*note.split(" ", 2), "", "")[:3]
         sender, _, heir = parties.partition(">")
@@ -409,8 +397,8 @@ class NodeProtocol:
 
     def _vacated(self, request: messages.Vacate, vacated: messages.Vacated, now: float) -> None:
         self.roles.vacated(request, now, done=vacated.done)
-        # A renewal shows that the role is vacant, if its lock was missing; or whether another node stands for the role.
-        # The second can wait: it would only delay the successor's commit.
+        # A renewal shows that the role is vacant, if its lock was missing; or whether other nodes stand for it. The
+        # second can wait: it would only delay the successor's commit.
         if vacated.done and request.role in self.roles.bound:
             self._renew_by(now)
         elif vacated.done and request.role in self.roles.standing_back(now):

@@ -144,9 +144,9 @@ class WatchLane:
         if not looked.vacancy:
             self._sweep_at = timing.NEVER
         # The node that ended the last holder, or was told, is about to take the role: the others leave it a moment.
-        elif self._sweep_at == timing.NEVER:
+        elif self._sweep_at == timing.NEVER and looked.told:
             self._sweep_at = now + TURN_S * (1 + self._spread)
-        elif now >= self._sweep_at:
+        elif now >= self._sweep_at or self._sweep_at == timing.NEVER:
             self._sweep_at = now + SOON_S
             return True
         return False

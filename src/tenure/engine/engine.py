@@ -18,7 +18,8 @@ from typing import Literal, TypeVar
 
 from tenure import clock, fork
 from tenure.core import timing
-from tenure.core.protocol import NodeProtocol, ProtocolOptions
+from tenure.core.options import ProtocolOptions
+from tenure.core.protocol import NodeProtocol
 from tenure.databases.backend import Backend, backend_for
 from tenure.engine.candidacy import Candidacy, Lease
 from tenure.engine.control_lane import ControlLane

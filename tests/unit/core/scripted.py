@@ -14,7 +14,8 @@ from typing import Any
 
 from tenure.core import messages
 from tenure.core.messages import Held, Sighting
-from tenure.core.protocol import NodeProtocol, ProtocolOptions
+from tenure.core.options import ProtocolOptions
+from tenure.core.protocol import NodeProtocol
 from tenure.core.servers import Confirmed, Server
 
 TTL = 10.0

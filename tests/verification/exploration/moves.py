@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tenure.core import messages
-from tenure.core.protocol import ProtocolOptions
+from tenure.core.options import ProtocolOptions
 from tests.verification.exploration.forms import Numbers, form
 from tests.verification.exploration.lines import CLOSE
 from tests.verification.exploration.names import NAMES, called, owner

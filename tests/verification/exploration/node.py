@@ -13,7 +13,8 @@ from typing import Any
 
 from tenure.core import messages, timing
 from tenure.core.membership import Phase
-from tenure.core.protocol import NodeProtocol, ProtocolOptions
+from tenure.core.options import ProtocolOptions
+from tenure.core.protocol import NodeProtocol
 from tenure.core.timing import LONG_AGO
 from tenure.events import Elected
 from tests.verification.exploration.forms import form

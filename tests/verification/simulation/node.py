@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.core import messages, timing
 from tenure.core.membership import Phase
-from tenure.core.protocol import NodeProtocol, ProtocolOptions
+from tenure.core.options import ProtocolOptions
+from tenure.core.protocol import NodeProtocol
 from tenure.core.servers import Confirmed, Server
 from tenure.core.timing import NEVER
 from tenure.store.session import Failed, Gone

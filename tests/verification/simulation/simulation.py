@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tenure.core import timing
-from tenure.core.protocol import ProtocolOptions
+from tenure.core.options import ProtocolOptions
 from tests.verification.simulation.core import Clock, Core, Violation
 from tests.verification.simulation.node import SimNode
 from tests.verification.simulation.oracles import Oracles

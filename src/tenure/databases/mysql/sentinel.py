@@ -27,6 +27,7 @@ log = logging.getLogger("tenure.user_locks")
 GONE_S = 0.5
 """How long a connection may take to disappear after it was killed."""
 NOT_THERE = 1094
+INTERRUPTED = 1317
 
 _REGISTERED = """
 select {kind}_pid from {{members}} m
@@ -61,7 +62,7 @@ class UserLockSentinel:
         try:
             self._session.read(Step("kill connection :pid", {"pid": pid}))
         except Failed as error:
-            if error.__cause__ is not None and error.__cause__.args[0] == NOT_THERE:
+            if _is(error, NOT_THERE):
                 return False
             raise
         return True
@@ -103,16 +104,25 @@ class UserLockSentinel:
         return [os.dup(self._session.fileno())]
 
     def wait(self, key: int, seconds: float) -> None:
+        """Wait until the lock is free, or until another node ends the wait because a role is vacant (R24)."""
         name = {"name": self.name(key)}
-        self._session.read(
-            Step("do get_lock(:name, :seconds)", {**name, "seconds": seconds}), Step("do release_lock(:name)", name)
-        )
+        wait = Step("do get_lock(:name, :seconds)", {**name, "seconds": seconds})
+        try:
+            self._session.read(wait, Step("do release_lock(:name)", name))
+        except Failed as error:
+            if not _is(error, INTERRUPTED):
+                raise
 
     def standing(self, keys: Sequence[int]) -> set[int]:
         if not keys:
             return set()
         looks = " union all ".join(f"select {int(key)}, is_used_lock('{self.name(key)}')" for key in keys)
         return {key for key, holder in self._session.read(Step(looks, {}))[0].rows if holder is not None}
+
+
+def _is(failure: Failed, number: int) -> bool:
+    """Whether the server gave this number for a failure."""
+    return failure.__cause__ is not None and failure.__cause__.args[:1] == (number,)
 
 
 class UserLockActions(WatchActions):

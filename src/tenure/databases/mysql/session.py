@@ -59,6 +59,10 @@ class LaterResult:
         return self.fetched
 
 
+_WATCH = "select watch_pid from {members} where id = :id and watch_start = :started and ended_at is null"
+"""A server never gives the number of a connection twice, so no other connection can be meant."""
+
+
 class MySqlSession(LaneSession):
     """One connection of the node."""
 
@@ -70,6 +74,7 @@ class MySqlSession(LaneSession):
     def __init__(self, connection: Any) -> None:
         """Use an open connection in autocommit mode."""
         self.connection = connection
+        self._to_wake: list[str] = []
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Run]:
@@ -95,13 +100,16 @@ class MySqlSession(LaneSession):
             except BaseException:
                 self._roll_back()
                 raise
+        self._wake()
 
     def run(self, *steps: Step) -> Sequence[Result]:
         """Run some steps as one transaction, in one round trip. Repeat it if it was rolled back in a deadlock."""
         for last in (*[False] * (TRIES - 1), True):
             with self._translated():
                 try:
-                    return self._query("begin", *map(self._filled, steps), "commit")[1:-1]
+                    results = self._query("begin", *map(self._filled, steps), "commit")[1:-1]
+                    self._wake()
+                    return results
                 except Exception as error:
                     self._roll_back()
                     if last or error.args[:1] != (DEADLOCK,):
@@ -112,6 +120,20 @@ class MySqlSession(LaneSession):
         """Run some queries in order, in one round trip."""
         with self._translated():
             return self._query(*map(self._filled, steps))
+
+    def tell(self, namespace: str, payload: str, where: Step | None = None) -> None:
+        """Wake the member that the notification names, after the commit (R24). MariaDB cannot tell it anything."""
+        heir = payload.split(" ")[1].partition(">")[2]
+        if heir:
+            self._to_wake.append(heir)
+
+    def _wake(self) -> None:
+        """End the wait on the watch connection of some members, so that they look at once. Best effort."""
+        members, self._to_wake = self._to_wake, []
+        for member_id in members:
+            with contextlib.suppress(Failed):
+                for (pid,) in self.read(Step(_WATCH, {"id": member_id, "started": self.started}))[0].rows:
+                    self.read(Step("kill query :pid", {"pid": pid}))
 
     def _filled(self, step: Step) -> str:
         parameters = self.dialect.arguments(step.parameters)

@@ -1,0 +1,20 @@
+"""The options of a node, as far as its decisions depend on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tenure.core import timing
+
+
+@dataclass(frozen=True)
+class ProtocolOptions:
+    """The options of a node. They do not change while it runs."""
+
+    name: str
+    ttl: float = timing.DEFAULT_TTL_S
+    renew_every: float = timing.DEFAULT_TTL_S / 4
+    takeover: str = "instant"
+    sentinels: bool = True
+    """Whether to hold a sentinel, or to rely on the lease alone."""
+    metadata: str = "{}"
