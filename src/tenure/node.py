@@ -17,7 +17,7 @@ from tenure.election import HAND_OVER_S, Election
 from tenure.engine.callbacks import CallbackThread
 from tenure.engine.candidacy import Candidacy
 from tenure.engine.engine import Engine
-from tenure.errors import ConfigError, NodeClosed
+from tenure.errors import ConfigError, NodeClosed, TenureError
 from tenure.events import Deposed, Event, LeaderChanged
 from tenure.internals import holding_of
 from tenure.services.host import BaseServiceHost
@@ -272,7 +272,11 @@ class Node(BaseNode[Election]):
 
     def start(self) -> Self:
         """Connect, and start the node's threads and services. Coroutines run on an event loop in a new thread."""
-        self._engine.start()
+        try:
+            self._engine.start()
+        except TenureError as error:
+            # Without the calls in the node's thread: they would hide the line that matters.
+            raise error.with_traceback(None) from error.__cause__
         if self._supervisor is not None:
             import anyio  # noqa: PLC0415 - as in _add_services
 

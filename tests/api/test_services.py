@@ -929,7 +929,7 @@ def test_the_log_says_who_starts_what_and_who_does_not_and_why(host, caplog):
     assert (acquired.tenure_node, acquired.tenure_namespace) == ("a", "default")
     assert (acquired.tenure_role, acquired.tenure_token) == ("r", 1)
     assert said["b: Not leader, mail, clean not started: a leads"].tenure_reason == "a leads"
-    assert said["a: Lost leadership (resigned), stopping mail, clean"].tenure_reason == "resigned"
+    assert said["a: Gave up leadership (resigned), stopping mail, clean"].tenure_reason == "resigned"
     assert "a: Stopped mail, clean" in said
     assert said["b: Acquired leadership, starting mail, clean"].tenure_token == 2
 

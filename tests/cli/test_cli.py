@@ -239,7 +239,28 @@ def test_unknown_role_is_an_error_with_the_nearest_names(store_url):
         assert (answer.code, answer.out) == (2, "")
         assert answer.err.endswith("has no role 'xyz'; it has 3 others\n")
     answer = Answer("status", f"postgresql://u:{PASSWORD}@h/db")
-    assert (answer.code, "ROLE looks like a URL: give the database with --url" in answer.err) == (2, True)
+    said = "ROLE looks like a URL: give the database with --url, and the role by its name"
+    assert (answer.code, said in answer.err) == (2, True)
+
+
+def test_role_may_have_a_url_in_its_name(store_url):
+    role = "[link=http://localhost]sync[/link]"
+    with Desk(store_url) as desk:
+        desk.acquire(role)
+        assert role in tell("status", role, url=store_url).out
+
+
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("statsu", ": did you mean `tenure status`?"),
+        ("run-s", ": did you mean `tenure runs` or `tenure run`?"),
+        ("x", ""),
+    ],
+)
+def test_mistyped_command_is_answered_with_the_nearest_ones(word, remedy):
+    answer = Answer(word)
+    assert (answer.code, answer.err.splitlines()[-1]) == (2, f"Error: there is no command {word!r}{remedy}")
 
 
 def test_history_of_an_unknown_role_is_an_error_with_the_nearest_name(sqlite_url):
@@ -323,8 +344,10 @@ def test_resign_says_why_not(store_url):
             answer = Answer("resign", "r", "--to", to, url=store_url)
             assert answer.code == 2
             assert f"no other candidate is named {to!r}; the other candidates are 'standby'" in answer.err
-        answer = Answer("resign", "no such role", url=store_url)
-        assert (answer.code, answer.err) == (2, "tenure: role 'no such role' has no leader that could resign\n")
+        elsewhere.election("scheduler").wait(20)
+        answer = Answer("resign", "shceduler", url=store_url)
+        said = "namespace 'default' has no role 'shceduler'; the nearest name is 'scheduler'"
+        assert (answer.code, answer.err) == (2, f"tenure: {said}\n")
         assert leads.is_leader
 
 
