@@ -81,7 +81,7 @@ def test_status_shows_what_is_waited_for_and_until_when(store_url):
         execute(store_url, f"update {members} set renewed_at = joined_at, ttl_ms = 1")
         told = tell("status", url=store_url).out
         assert re.search(r"waiting: no node is elected before .* is over \([\d.]+ s more, until .*\d\)", told)
-        assert re.search(r"waiting: role r: leader 'desk-\d+' has not renewed .* \(.* more, until .*\d\)", told)
+        assert re.search(r"waiting: role r: leader 'desk-\d+' has not renewed .* \(it ends at any moment\)", told)
         waits = json.loads(tell("status", "--json", url=store_url).out)["waits"]
         assert {wait["role"] for wait in waits} == {None, "r"}
         assert all(wait["ends"] for wait in waits)
@@ -281,7 +281,7 @@ def test_history_shows_reasons_and_gaps(store_url):
         header, newest, oldest = tell("history", "r", url=store_url).lines
         assert header == ["TOKEN", "LEADER", "BEGAN", "LASTED", "ENDED", "GAP BEFORE"]
         assert (newest[:2], newest[4]) == (["2", "standby"], "goes on")
-        assert re.fullmatch(r"\d+ ms|\d+\.\d s", newest[5])
+        assert re.fullmatch(r"[\d.]+ m?s", newest[5])
         assert (oldest[:2], oldest[4:]) == (["1", "leader"], ["resigned", "-"])
         (only,) = json.loads(tell("history", "r", "--limit", "1", "--json", url=store_url).out)
         assert (only["token"], only["gap"] is not None) == (2, True)

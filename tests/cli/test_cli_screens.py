@@ -198,7 +198,7 @@ def test_history_counts_a_gap_from_the_last_sign_of_life_and_says_so(sqlite_url)
             lines = terminal.lines()
         assert max(map(len, lines)) <= 80
         assert lines[0].startswith("TOKEN  LEADER")
-        assert lines[1].startswith("✗ 2    importer-")
+        assert lines[1].startswith(f"✗ 2    {member(2)}  "), "the name is whole"
         assert [line for line in lines if line.startswith("  1    importer-")]
         newest, oldest = json.loads(tell("history", "r", "--json", url=sqlite_url).out)
         assert (newest["ended"], newest["reason"], newest["silence"]) == (None, None, 301.0)

@@ -150,7 +150,8 @@ def _print_waits(waits: list[WaitInfo], as_of: datetime) -> None:
         role = f"role {wait.role}: " if wait.role else ""
         ends = "not begun: start a node"
         if wait.ends is not None:
-            ends = f"{duration((wait.ends - as_of).total_seconds())} more, until {when(wait.ends)}"
+            left_s = (wait.ends - as_of).total_seconds()
+            ends = f"{duration(left_s)} more, until {when(wait.ends)}" if left_s >= 1 else "it ends at any moment"
         click.echo()
         echo(printable(f"waiting: {role}{wait.reason} ({ends})"), "yellow")
 
