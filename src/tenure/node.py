@@ -9,6 +9,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
 from typing import TYPE_CHECKING, Any, Generic
 
 from tenure.campaign import Campaign, ElectionT
@@ -17,7 +18,7 @@ from tenure.election import HAND_OVER_S, Election
 from tenure.engine.callbacks import CallbackThread
 from tenure.engine.candidacy import Candidacy
 from tenure.engine.engine import Engine
-from tenure.errors import ConfigError, NodeClosed
+from tenure.errors import ConfigError, NodeClosed, TenureError
 from tenure.events import Deposed, Event, LeaderChanged
 from tenure.internals import holding_of
 from tenure.services.host import BaseServiceHost
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from tenure.settings import NodeOptions
 
 log = logging.getLogger("tenure.node")
+
+SIGNAL_S = 1.0
+"""How long the main thread waits at a time: a signal's handler may run only when a wait has ended."""
 
 
 class BaseNode(BaseServiceHost, abc.ABC, Generic[ElectionT]):
@@ -272,7 +276,20 @@ class Node(BaseNode[Election]):
 
     def start(self) -> Self:
         """Connect, and start the node's threads and services. Coroutines run on an event loop in a new thread."""
-        self._engine.start()
+        engine = self._engine
+        engine.launch()
+        try:
+            # In slices: Windows handles a signal after a wait, and so does every system if the signal arrives in the
+            # moment before the wait begins.
+            while not engine.opened.done():
+                futures.wait([engine.opened], SIGNAL_S)
+            engine.opened.result()
+        except BaseException as error:
+            engine.close()
+            if not isinstance(error, TenureError):
+                raise
+            # Without the calls in the node's thread: they would hide the line that matters.
+            raise error.with_traceback(None) from error.__cause__
         if self._supervisor is not None:
             import anyio  # noqa: PLC0415 - as in _add_services
 
@@ -296,8 +313,7 @@ class Node(BaseNode[Election]):
         before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             with self:
-                # On Windows a signal's handler runs only when a wait has ended.
-                while not ended.wait(1.0):
+                while not ended.wait(SIGNAL_S):  # as in start()
                     pass
         except NodeClosed:
             if not ended.is_set():

@@ -169,7 +169,7 @@ class HistoryRow:
     def end(self, as_of: datetime) -> str:
         """Return how the term ended, for people."""
         if self.ended is None and self.last_seen is not None:
-            return f"silent for {duration((as_of - self.last_seen).total_seconds())}"
+            return f"silent {duration((as_of - self.last_seen).total_seconds())}"
         return self.reason or "goes on"
 
 

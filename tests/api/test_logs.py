@@ -94,7 +94,7 @@ def test_lines_carry_the_documented_fields_with_their_values_and_no_others(logge
     acquired = one("tenure.services", "Acquired leadership, starting poll")
     assert (acquired.tenure_role, acquired.tenure_token, acquired.tenure_service) == ("r", 1, None)
     assert one("tenure.services", "Not leader, poll not started: first leads").tenure_reason == "first leads"
-    assert one("tenure.services", "Lost leadership").tenure_reason
+    assert one("tenure.services", "Gave up leadership").tenure_reason
     failed = one("tenure.services", "starting it again in")
     assert (failed.levelname, failed.tenure_role, failed.tenure_service) == ("ERROR", None, "fail")
     assert "no luck" in failed.tenure_reason

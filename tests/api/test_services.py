@@ -825,6 +825,27 @@ def test_run_ends_with_a_signal_while_it_waits_for_the_database(facade):
     assert (process.returncode, errors) == (0, "")
 
 
+def test_signal_that_interrupts_no_wait_ends_run_while_it_waits_for_the_database():
+    """It arrives in another thread, as all do on Windows, or in the moment before the main thread's wait begins."""
+    program = """
+        import signal, threading, time, tenure
+
+        def interrupt():
+            while not any("tenure-keeper" in thread.name for thread in threading.enumerate()):
+                time.sleep(0.1)
+            time.sleep(1)  # until the main thread waits
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+        threading.Thread(target=interrupt).start()
+        node = tenure.Node("postgresql://nobody@127.0.0.1:1/nowhere", start="wait")
+        node.leader_only("r", lambda term: term.wait_lost(), name="s")
+        node.run()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_program_of_the_how_to_runs_until_it_is_told_to_end(tmp_path):
     page = (Path(__file__).parents[2] / "docs/how-to/services.md").read_text()
     program = page.partition("```py\n")[2].partition("```")[0]
@@ -929,7 +950,7 @@ def test_the_log_says_who_starts_what_and_who_does_not_and_why(host, caplog):
     assert (acquired.tenure_node, acquired.tenure_namespace) == ("a", "default")
     assert (acquired.tenure_role, acquired.tenure_token) == ("r", 1)
     assert said["b: Not leader, mail, clean not started: a leads"].tenure_reason == "a leads"
-    assert said["a: Lost leadership (resigned), stopping mail, clean"].tenure_reason == "resigned"
+    assert said["a: Gave up leadership (resigned), stopping mail, clean"].tenure_reason == "resigned"
     assert "a: Stopped mail, clean" in said
     assert said["b: Acquired leadership, starting mail, clean"].tenure_token == 2
 

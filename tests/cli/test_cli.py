@@ -81,7 +81,7 @@ def test_status_shows_what_is_waited_for_and_until_when(store_url):
         execute(store_url, f"update {members} set renewed_at = joined_at, ttl_ms = 1")
         told = tell("status", url=store_url).out
         assert re.search(r"waiting: no node is elected before .* is over \([\d.]+ s more, until .*\d\)", told)
-        assert re.search(r"waiting: role r: leader 'desk-\d+' has not renewed .* \(.* more, until .*\d\)", told)
+        assert re.search(r"waiting: role r: leader 'desk-\d+' has not renewed .* \(it ends at any moment\)", told)
         waits = json.loads(tell("status", "--json", url=store_url).out)["waits"]
         assert {wait["role"] for wait in waits} == {None, "r"}
         assert all(wait["ends"] for wait in waits)
@@ -239,7 +239,28 @@ def test_unknown_role_is_an_error_with_the_nearest_names(store_url):
         assert (answer.code, answer.out) == (2, "")
         assert answer.err.endswith("has no role 'xyz'; it has 3 others\n")
     answer = Answer("status", f"postgresql://u:{PASSWORD}@h/db")
-    assert (answer.code, "ROLE looks like a URL: give the database with --url" in answer.err) == (2, True)
+    said = "ROLE looks like a URL: give the database with --url, and the role by its name"
+    assert (answer.code, said in answer.err) == (2, True)
+
+
+def test_role_may_have_a_url_in_its_name(store_url):
+    role = "[link=http://localhost]sync[/link]"
+    with Desk(store_url) as desk:
+        desk.acquire(role)
+        assert role in tell("status", role, url=store_url).out
+
+
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("statsu", ": did you mean `tenure status`?"),
+        ("run-s", ": did you mean `tenure runs` or `tenure run`?"),
+        ("x", ""),
+    ],
+)
+def test_mistyped_command_is_answered_with_the_nearest_ones(word, remedy):
+    answer = Answer(word)
+    assert (answer.code, answer.err.splitlines()[-1]) == (2, f"Error: there is no command {word!r}{remedy}")
 
 
 def test_history_of_an_unknown_role_is_an_error_with_the_nearest_name(sqlite_url):
@@ -260,7 +281,7 @@ def test_history_shows_reasons_and_gaps(store_url):
         header, newest, oldest = tell("history", "r", url=store_url).lines
         assert header == ["TOKEN", "LEADER", "BEGAN", "LASTED", "ENDED", "GAP BEFORE"]
         assert (newest[:2], newest[4]) == (["2", "standby"], "goes on")
-        assert re.fullmatch(r"\d+ ms|\d+\.\d s", newest[5])
+        assert re.fullmatch(r"[\d.]+ m?s", newest[5])
         assert (oldest[:2], oldest[4:]) == (["1", "leader"], ["resigned", "-"])
         (only,) = json.loads(tell("history", "r", "--limit", "1", "--json", url=store_url).out)
         assert (only["token"], only["gap"] is not None) == (2, True)
@@ -323,8 +344,10 @@ def test_resign_says_why_not(store_url):
             answer = Answer("resign", "r", "--to", to, url=store_url)
             assert answer.code == 2
             assert f"no other candidate is named {to!r}; the other candidates are 'standby'" in answer.err
-        answer = Answer("resign", "no such role", url=store_url)
-        assert (answer.code, answer.err) == (2, "tenure: role 'no such role' has no leader that could resign\n")
+        elsewhere.election("scheduler").wait(20)
+        answer = Answer("resign", "shceduler", url=store_url)
+        said = "namespace 'default' has no role 'shceduler'; the nearest name is 'scheduler'"
+        assert (answer.code, answer.err) == (2, f"tenure: {said}\n")
         assert leads.is_leader
 
 

@@ -22,7 +22,7 @@ from tenure.databases.doctor import diagnosed, ok, pace
 from tenure.databases.postgres.doctor import TIMEOUTS
 from tenure.databases.postgres.sentinel import CLASS_ID
 from tenure.store.tables import MIGRATIONS, Migration
-from tests.cli.test_cli import Answer
+from tests.cli.test_cli import Answer, tell
 from tests.support.secrets import CANARY, PIECE
 from tests.support.servers import Scratch, server_account
 from tests.support.store_by_hand import Desk, Nodes, connected, execute, until
@@ -333,6 +333,7 @@ def test_want_of_connections_is_found(tables, worker, limit, expected):
 def test_ttl_is_held_against_the_distance_and_the_largest_permitted(tables, monkeypatch):
     monkeypatch.setenv("TENURE_TTL", "3")
     assert "ttl=3: a renewal every 0.75 s" in Visit(tables).texts["ttl"]
+    tell("init", "--max-ttl", "60", url=tables)
     visit = Visit(tables, "--ttl", "61")
     visit.only("largest ttl error")
     assert "`tenure init --max-ttl 61`" in visit.remedies["largest ttl"]
@@ -340,6 +341,16 @@ def test_ttl_is_held_against_the_distance_and_the_largest_permitted(tables, monk
     with settings:
         for round_trip_s, level in ((0.05, "ok"), (0.2, "warning"), (0.6, "error")):
             assert pace(settings.settings, round_trip_s).level == level
+
+
+def test_limit_that_the_first_node_sets_is_neither_shown_nor_held_against_the_ttl(store_url):
+    tell("init", url=store_url)
+    visit = Visit(store_url, "--ttl", "100")
+    assert "largest ttl" not in visit.levels
+    assert visit.texts["namespace"].endswith("the first node sets the largest permitted TTL")
+    with Nodes(store_url, ttl=100) as nodes:
+        nodes("first").election("r").wait(20)
+    assert Visit(store_url).texts["namespace"].endswith("the largest permitted TTL is 1 min 40 s")
 
 
 # --- what is in the tables ----------------------------------------------------------------------------------

@@ -147,7 +147,34 @@ def test_status_of_a_fleet_is_readable_on_80_columns(sqlite_url):
     assert signs(lines) == ["✗" + "○" * 5 + "●" * 32 + "··"]
     rows = [line for line in lines if line[:1] in tuple(SIGNS)]
     assert len(rows) == 40 + 30, "each in one line"
-    assert " ".join(lines[-2:]).startswith("too narrow for SINCE, ")
+    assert lines[-1] == "too narrow for SINCE, VERSION, MODE: widen the terminal, or add `| less -S`"
+
+
+def test_members_of_a_fleet_have_a_line_each_and_it_says_which_columns_are_missing(sqlite_url):
+    with fleet(sqlite_url, led=3, vacant=0, idle=0, members=3):
+        with Terminal(TENURE, "members", height=40, TENURE_URL=sqlite_url) as terminal:
+            assert terminal.wait_ended() == 0
+            lines = terminal.lines()
+        assert [line.split()[0] for line in lines[1:4]] == [member(number) for number in range(3)]
+        assert re.fullmatch("too narrow for .*ID: widen the terminal, or add `. less -S`", "".join(lines[4:]))
+        assert "ID" in tell("members", url=sqlite_url).lines[0]
+
+
+MARKED = "[red]a[/red][link=http://localhost]b[/link]"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["status"], ["status", MARKED], ["members"], ["watch"], ["history", MARKED], ["doctor"]],
+    ids=lambda command: " ".join(command[:1]) + ("-role" if command[1:] else ""),
+)
+def test_markup_in_names_is_shown_as_it_is(sqlite_url, command):
+    with Desk(sqlite_url, name=MARKED, ttl=30) as desk:
+        desk.acquire(MARKED)
+        if command == ["doctor"]:
+            silence(sqlite_url, desk)
+        with Terminal(TENURE, *command, width=200, TENURE_URL=sqlite_url) as terminal:
+            terminal.wait_for(MARKED)
 
 
 def test_history_counts_a_gap_from_the_last_sign_of_life_and_says_so(sqlite_url):
@@ -163,7 +190,7 @@ def test_history_counts_a_gap_from_the_last_sign_of_life_and_says_so(sqlite_url)
         answer = tell("history", "r", url=sqlite_url)
         _, newest, oldest, _, said = answer.lines
         assert newest[5] == "up to 5 min 1 s"
-        assert newest[4].startswith("silent for "), "a leader that is dead does not go on"
+        assert newest[4].startswith("silent "), "a leader that is dead does not go on"
         assert (oldest[3], oldest[4]) == ("3 min 20 s", "silence")
         assert said[0].startswith("up to: counted from the last sign of life of the term before")
         with Terminal(TENURE, "history", "r", TENURE_URL=sqlite_url) as terminal:
@@ -171,7 +198,7 @@ def test_history_counts_a_gap_from_the_last_sign_of_life_and_says_so(sqlite_url)
             lines = terminal.lines()
         assert max(map(len, lines)) <= 80
         assert lines[0].startswith("TOKEN  LEADER")
-        assert lines[1].startswith("✗ 2    importer-")
+        assert lines[1].startswith(f"✗ 2    {member(2)}  "), "the name is whole"
         assert [line for line in lines if line.startswith("  1    importer-")]
         newest, oldest = json.loads(tell("history", "r", "--json", url=sqlite_url).out)
         assert (newest["ended"], newest["reason"], newest["silence"]) == (None, None, 301.0)
@@ -191,7 +218,7 @@ def test_lone_leader_that_died_is_silent_and_its_term_does_not_go_on(store_url):
         desk.lead("r")
     until(lambda: "overdue" in tell("status", url=store_url).out, "its lease is over")
     line = tell("history", "r", url=store_url).lines[1]
-    assert line[4].startswith("silent for ")
+    assert line[4].startswith("silent ")
     assert "goes on" not in tell("status", "r", url=store_url).out
 
 
@@ -216,7 +243,12 @@ def test_doctor_with_everything_wrong_breaks_lines_between_words(postgres_url):
             assert terminal.wait_ended() == 2
             lines = terminal.lines()
     assert max(map(len, lines)) <= 80
+    *lines, blank, closing = lines
     levels = [line[:4] for line in lines if line[:4].strip()]
+    assert levels == sorted(levels, key=["FAIL", "warn", "ok  "].index), "the worst comes first"
+    counts = (f"{levels.count(level)} {level.strip()}" for level in ("FAIL", "warn", "ok  "))
+    assert (blank, closing) == ("", ", ".join(counts)), "the worst may have left the screen by now"
+    assert not [line for line in lines if re.search(r"^ +(ms|s|min|h|d)\b", line)], "a number stays with its unit"
     assert {"FAIL", "warn", "ok  "} <= set(levels)
     assert levels.count("FAIL") >= 2
     assert levels.count("warn") >= 3

@@ -8,8 +8,10 @@ import logging
 import re
 import shutil
 import socket
+import traceback
 from urllib.parse import quote
 
+import anyio
 import psutil
 import pytest
 
@@ -106,6 +108,20 @@ def test_wrong_password_shows_nowhere(guarded, url, log):
     servers_log = "\n".join(guarded.log_lines())
     assert "password authentication failed" in servers_log
     assert PIECE not in servers_log
+
+
+def test_traceback_of_a_wrong_password_is_short_and_ends_with_the_cause(guarded, url):
+    async def start_async() -> None:
+        await tenure.AsyncNode(bare(url), password="wrong").start()
+
+    for start in (tenure.Node(bare(url), password="wrong").start, functools.partial(anyio.run, start_async)):
+        with pytest.raises(StoreUnavailable) as error:
+            start()
+        lines = "".join(traceback.format_exception(error.value)).splitlines()
+        assert "password authentication failed" in " ".join(lines[-2:])
+        assert not [line for line in lines if "direct cause" in line or "During handling" in line]
+        calls = [line for line in lines if f"{os.sep}tenure{os.sep}" in line]
+        assert len(calls) == 1, "the node's own start() only, and none of the calls in its threads"
 
 
 def test_failure_to_connect_has_no_password_in_the_variables_of_its_traceback(url, log):

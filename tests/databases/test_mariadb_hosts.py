@@ -158,7 +158,9 @@ def test_several_hosts_are_refused_where_replicas_cannot_be_seen(pair):
                 tenure.Node(url).start()
         with tenure.Node(pair.url(pair.primary.port)) as node:
             assert node.election("r").wait(30)
-        assert "grant SLAVE MONITOR" in Visit(pair.replica_first).remedies["server"]
+        (finding,) = Visit(pair.replica_first).findings
+        assert finding["check"] == "hosts", "once for all hosts"
+        assert "grant SLAVE MONITOR" in finding["remedy"]
     finally:
         pair.primary.execute(MAY_SEE)
 

@@ -22,7 +22,8 @@ from typing_extensions import Self
 import tenure
 from tenure.core import messages
 from tenure.databases.postgres import role_locks
-from tenure.databases.postgres.role_locks import LockingStore
+from tenure.databases.postgres.lock_mode import LockStore, LockWatch
+from tenure.databases.postgres.role_locks import LockingStore, LockingWatch
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.events import Deposed, LeaderChanged, Resumed, Suspended
 from tenure.fence.fence import fence
@@ -144,6 +145,36 @@ def test_node_leads_as_soon_as_the_program_with_the_lock_is_gone(postgres_url):
         took = time.monotonic() - began
         assert took < 1.5, took
         assert sum(election.is_leader for election in elections) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "store", "watch"), [("hybrid", LockingStore, LockingWatch), ("lock", LockStore, LockWatch)]
+)
+def test_lock_that_programs_share_is_tried_less_and_less(postgres_url, monkeypatch, mode, store, watch):
+    """A wait for such a lock ends at once. The tries must not follow it at the pace of the looks."""
+    calls = {"look": 0, "_acquire": 0}
+
+    def count(owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def counted(*given: Any) -> Any:
+            calls[name] += 1
+            return original(*given)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(store, "_acquire")
+    count(watch, "look")
+    with connected(postgres_url, autocommit=True) as program, Nodes(postgres_url, mode=mode, ttl=TTL_S) as nodes:
+        program.execute("select pg_advisory_lock_shared(%s)", [LOCK_ID])
+        election = nodes("a").election("r", lock_id=LOCK_ID)
+        until(lambda: calls["look"] >= 10, "the pauses are long by now")
+        calls.update(look=0, _acquire=0)
+        until(lambda: calls["look"] >= 10, "looks")
+        assert 0 < calls["_acquire"] <= calls["look"] / 2, calls
+        assert not election.is_leader
+        program.execute("select pg_advisory_unlock_shared(%s)", [LOCK_ID])
+        until(lambda: election.is_leader, "the node leads", FAR_BELOW_THE_TTL_S)
 
 
 def test_nodes_hand_over_among_each_other_with_the_lock(postgres_url):

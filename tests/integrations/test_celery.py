@@ -248,13 +248,13 @@ def test_a_beat_tells_who_it_is_and_what_it_does(make_beat, caplog, sqlite_url):
     first.scheduler.close()
     second.tick_until(lambda: second.scheduler._term)
     second.scheduler._election.resign()
-    second.tick_until(lambda: "Lost leadership" in caplog.text, "the end of its term")
+    second.tick_until(lambda: "Gave up leadership" in caplog.text, "the end of its term")
     said = [record for record in caplog.records if record.name == "tenure.services"]
     assert [record.getMessage() for record in said][:4] == [
         "one: Acquired leadership, starting beat",
         "two: Not leader, beat not started: one leads",
         "two: Acquired leadership, starting beat",
-        "two: Lost leadership (resigned), stopping beat",
+        "two: Gave up leadership (resigned), stopping beat",
     ]
     assert said[0].tenure_token < said[2].tenure_token == said[3].tenure_token
     assert (said[3].tenure_role, said[3].tenure_reason, said[3].tenure_service) == ("beat", "resigned", "beat")

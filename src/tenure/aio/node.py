@@ -21,7 +21,7 @@ from tenure.aio.term import AsyncTerm, cancelled_when_lost
 from tenure.campaign import Campaign
 from tenure.election import HAND_OVER_S
 from tenure.engine.candidacy import Candidacy
-from tenure.errors import NodeClosed
+from tenure.errors import NodeClosed, TenureError
 from tenure.internals import holding_of
 from tenure.node import BaseNode
 
@@ -53,6 +53,9 @@ class AsyncNode(BaseNode[AsyncElection]):
         try:
             await done(self._engine.opened)
             self._engine.opened.result()
+        except TenureError as error:
+            await self.close()
+            raise error.with_traceback(None) from error.__cause__  # as in Node.start()
         except BaseException:
             await self.close()
             raise

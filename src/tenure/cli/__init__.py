@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 from collections.abc import Iterator
 from typing import Any
@@ -49,6 +50,15 @@ class LazyGroup(click.Group):
         home = COMMANDS.get(cmd_name)
         command: click.Command | None = getattr(importlib.import_module(home), cmd_name) if home else None
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command by its name. If there is none, suggest the nearest names."""
+        if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            near = " or ".join(f"`tenure {name}`" for name in difflib.get_close_matches(args[0], COMMANDS))
+            ctx.fail(f"there is no command {args[0]!r}" + (f": did you mean {near}?" if near else ""))
+        return super().resolve_command(ctx, args)
 
     @without_locals
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

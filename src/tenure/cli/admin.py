@@ -36,6 +36,7 @@ def resign(
     tenure resign scheduler --to worker-2
     """
     with Registry(url, namespace=namespace, schema=schema) as registry:
+        registry.role(role)  # an unknown role is an error that names the nearest ones, as in `tenure status ROLE`
         done = HandOver.ask(registry, role, to, timeout)
     if json_:
         print_json(done)

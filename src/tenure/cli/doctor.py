@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import textwrap
 
 import click
 
@@ -13,7 +15,11 @@ from tenure.databases.doctor import Finding
 from tenure.reports import findings
 from tenure.settings import node_settings
 
-SHOWN = {"ok": ("ok  ", "green"), "warning": ("warn", "yellow"), "error": ("FAIL", "red")}
+SHOWN = {"error": ("FAIL", "red"), "warning": ("warn", "yellow"), "ok": ("ok  ", "green")}
+"""Each level, with its word and its colour, in the order in which people see the findings."""
+UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|min|h|d)\b)")
+"""The space between a number and its unit, at which no line is broken."""
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 @click.command()
@@ -30,7 +36,7 @@ def doctor(
     when a node does not join. It finds dead hosts, poolers, missing privileges, unsuitable server settings and slow
     answers. It creates and changes nothing in the database.
 
-    The exit code is 0 if no check fails, and 2 if one fails.
+    What fails comes first, then the warnings. The exit code is 0 if no check fails, and 2 if one fails.
 
     \b
     tenure doctor --url postgresql://localhost/app
@@ -47,6 +53,7 @@ def doctor(
 
 def _print(found: list[Finding]) -> None:
     """Print a line for each finding; on a terminal, break it between words, and begin the remedy on a new line."""
+    found = sorted(found, key=lambda finding: [*SHOWN].index(finding.level))
     if on_terminal():
         _print_table(found)
         return
@@ -61,14 +68,27 @@ def _print_table(found: list[Finding]) -> None:
     from rich.table import Table  # noqa: PLC0415 - slow to import, and only needed on a terminal
     from rich.text import Text  # noqa: PLC0415
 
+    terminal = console()
+    width = max(20, terminal.width - sum(len(word) + 2 for word in ("FAIL", max((f.check for f in found), key=len))))
     shown = Table.grid(padding=(0, 2, 0, 0))
     shown.add_column(no_wrap=True)
     shown.add_column(no_wrap=True)
     shown.add_column(overflow="fold")
     for finding in found:
         word, colour = SHOWN[finding.level]
-        text = Text(printable(finding.text))
+        text = Text(_wrapped(finding.text, width))
         if finding.remedy:
-            text.append("\nremedy: ", style="bold").append(printable(finding.remedy))
+            text.append("\n").append(_wrapped(f"remedy: {finding.remedy}", width))
+            text.highlight_words(["\nremedy:"], style="bold")
         shown.add_row(Text(word, style=colour), finding.check, text)
-    console().print(shown)
+    terminal.print(shown)
+    # The first lines of a long report have left the screen.
+    levels = [finding.level for finding in found]
+    counts = [f"{levels.count(level)} {word.strip()}" for level, (word, _) in SHOWN.items()]
+    terminal.print(Text(f"\n{', '.join(counts)}", style=SHOWN[levels[0]][1]))
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Return a text in lines that are broken between words, and never between a number and its unit."""
+    lines = textwrap.wrap(UNIT.sub(NO_BREAK, printable(text)), width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace(NO_BREAK, " ")

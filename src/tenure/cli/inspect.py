@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
@@ -80,8 +81,8 @@ def status(role: str | None, url: str | None, namespace: str | None, schema: str
     tenure status scheduler
     tenure status --url postgresql://localhost/app --json
     """
-    if role is not None and "://" in role:
-        raise click.UsageError("ROLE looks like a URL: give the database with --url")
+    if role is not None and re.match(r"[a-z][a-z0-9+]*://", role, re.IGNORECASE):
+        raise click.UsageError("ROLE looks like a URL: give the database with --url, and the role by its name")
     with Registry(url, namespace=namespace, schema=schema) as registry:
         if role is None:
             print_status(registry, json_=json_)
@@ -103,15 +104,19 @@ def print_status(registry: Registry, *, json_: bool) -> None:
         click.echo()
         show(members, member_columns, mark_member)
         _print_waits(overview.waits, overview.as_of)
-        left_out = [name for name in (*ROLE_COLUMNS, *MEMBER_COLUMNS) if name not in {**role_columns, **member_columns}]
-        if left_out:
-            click.echo()
-            echo(f"too narrow for {', '.join(left_out)}: `tenure status ROLE` and `tenure members` show them", "dim")
+        _say_left_out({**ROLE_COLUMNS, **MEMBER_COLUMNS}, {**role_columns, **member_columns})
 
 
-def _fitting(rows: Sequence[Any], columns: Columns) -> Columns:
+def _fitting(rows: Sequence[Any], columns: Columns, spare: Sequence[str] = SPARE) -> Columns:
     """Return the columns that fit on the terminal; all of them if the output is not a terminal."""
-    return narrowed(rows, columns, SPARE, console().width) if on_terminal() else columns
+    return narrowed(rows, columns, spare, console().width) if on_terminal() else columns
+
+
+def _say_left_out(columns: Columns, shown: Columns) -> None:
+    """Say which columns are not shown, and how to see them."""
+    if left_out := [name for name in columns if name not in shown]:
+        click.echo()
+        echo(f"too narrow for {', '.join(left_out)}: widen the terminal, or add `| less -S`", "dim")
 
 
 def _print_role(detail: RoleDetail, *, json_: bool) -> None:
@@ -145,7 +150,8 @@ def _print_waits(waits: list[WaitInfo], as_of: datetime) -> None:
         role = f"role {wait.role}: " if wait.role else ""
         ends = "not begun: start a node"
         if wait.ends is not None:
-            ends = f"{duration((wait.ends - as_of).total_seconds())} more, until {when(wait.ends)}"
+            left_s = (wait.ends - as_of).total_seconds()
+            ends = f"{duration(left_s)} more, until {when(wait.ends)}" if left_s >= 1 else "it ends at any moment"
         click.echo()
         echo(printable(f"waiting: {role}{wait.reason} ({ends})"), "yellow")
 
@@ -179,7 +185,11 @@ def members(url: str | None, namespace: str | None, schema: str, *, json_: bool)
     tenure members --namespace blue --json
     """
     with Registry(url, namespace=namespace, schema=schema) as registry:
-        print_rows(registry.members(), DETAILS, lambda: _nothing(registry, "members"), json_=json_)
+        rows = registry.members()
+        columns = DETAILS if json_ else _fitting(rows, DETAILS, ("ID", *SPARE))
+        print_rows(rows, columns, lambda: _nothing(registry, "members"), json_=json_)
+    if not json_:
+        _say_left_out(DETAILS, columns)
 
 
 def show_terms(rows: list[HistoryRow], as_of: datetime) -> None:
@@ -192,7 +202,9 @@ def show_terms(rows: list[HistoryRow], as_of: datetime) -> None:
         "ENDED": lambda row: row.end(as_of),
         "GAP BEFORE": _gap,
     }
-    show(rows, columns, _mark_term)
+    shown = _fitting(rows, columns, ("LASTED",))
+    show(rows, shown, _mark_term)
+    _say_left_out(columns, shown)
     if any(_gap(row).startswith("up to") for row in rows):
         click.echo()
         echo(

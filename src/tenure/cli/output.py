@@ -89,7 +89,7 @@ Marks = Callable[[Any], tuple[str, str, str]]
 """Returns, for a row, the sign before it, the style of the sign, and the style of the row."""
 
 NAMES = ("ROLE", "LEADER", "MEMBER", "CANDIDATE", "HOST", "LEADS", "ID", "JOB", "TABLE", "NAMESPACE", "NODE", "DUE",
-         "LAST", "OUTCOME", "STATE", "LEAKS", "ENDED", "GAP BEFORE")  # fmt: skip
+         "LAST", "OUTCOME", "STATE", "LEAKS")  # fmt: skip
 """The columns that are made narrower if a table is too wide for the terminal."""
 
 

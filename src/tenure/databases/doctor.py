@@ -158,7 +158,7 @@ class HostLook(NamedTuple):
 def hosts(connector: Connector, look: Callable[[Host], HostLook]) -> Generator[Finding, None, bool]:
     """Dial each host of a URL that has several, and say what it is. All at once: the dead ones take their time.
 
-    Return False if all of them answer, and none takes writes.
+    Return False if all of them answer, and none takes writes or is accepted.
     """
     named = connector.hosts.named()
     if len(named) == 1:
@@ -168,13 +168,17 @@ def hosts(connector: Connector, look: Callable[[Host], HostLook]) -> Generator[F
         looks = pool.map(lambda host: _looked_at(host, look), (host for _, host in named))
         found = dict(zip((name for name, _ in named), looks, strict=True))
     primaries: dict[str, str] = {}
+    refusals: set[str] = set()
     for name, seen in found.items():
         if isinstance(seen, StoreUnavailable):
             why = one_line(seen).removeprefix(f"cannot connect to {connector!r}: ")
             remedy = "start it, or remove it from the URL: a new connection may wait for it for a moment"
             yield warning("hosts", f"{name} is dead: {why}", remedy)
         elif isinstance(seen, TenureError):
-            yield refused("hosts", seen)
+            # The text is about the URL as a whole: a missing privilege is missing on every host.
+            if str(seen) not in refusals:
+                yield refused("hosts", seen)
+            refusals.add(str(seen))
         elif seen.why_no_primary is not None:
             yield ok("hosts", f"{name} {seen.why_no_primary}")
         else:
@@ -183,6 +187,8 @@ def hosts(connector: Connector, look: Callable[[Host], HostLook]) -> Generator[F
     if not primaries and all(isinstance(seen, HostLook) for seen in found.values()):
         remedy = "promote one, or add the primary to the URL"
         yield error("hosts", f"no host takes writes: {', '.join(found)}", remedy)
+        return False
+    if all(isinstance(seen, TenureError) and not isinstance(seen, StoreUnavailable) for seen in found.values()):
         return False
     if len(primaries) > 1:
         both = " and ".join(primaries.values())
@@ -291,13 +297,15 @@ def created(word: str) -> list[str]:
 def namespace(case: Case) -> Iterator[Finding]:
     """Say whether leaders are elected in the namespace on this server, and whether the TTL is permitted there."""
     name, ttl_s = case.settings.namespace, case.settings.ttl
-    (found,) = case.session.read(Step(statements.CONFIRMED, {"namespace": name}))
+    texts = (statements.CONFIRMED, "select limit_by from {namespaces} where name = :namespace")
+    found, limit = case.session.read(*(Step(text, {"namespace": name}) for text in texts))
     if not found.rows:
         yield ok("namespace", f"{name!r} is new: the first node creates it")
         return
     server = case.session.server()
     row = confirmed(found, server)
     largest_s = row.max_ttl
+    left_open = limit.rows[0][0] == "open"  # by `tenure init`
     if row.made_on_a_promoted_server:
         text = (
             f"{name!r} is waiting: it was created on a promoted replica, which may have lost a namespace of that name; "
@@ -312,13 +320,16 @@ def namespace(case: Case) -> Iterator[Finding]:
         )
         yield warning("namespace", text, "start a node, and wait")
     else:
-        yield ok("namespace", f"{name!r} is confirmed here; the largest permitted TTL is {exact(largest_s)}")
+        largest = "the first node sets the largest permitted TTL"
+        if not left_open:
+            largest = f"the largest permitted TTL is {exact(largest_s)}"
+        yield ok("namespace", f"{name!r} is confirmed here; {largest}")
     yield from _promotion(name, row)
     if row.ripe_ttl < largest_s:
         text = f"the largest TTL of {name!r} was raised recently: until a node has seen the new one for 10 minutes"
         yield ok("largest ttl", f"{text}, nodes join with at most {exact(row.ripe_ttl)}")
-    if ttl_s > largest_s:
-        text = f"ttl={ttl_s:g} is above the largest permitted in {name!r}, {largest_s:g}: nodes refuse to start"
+    if ttl_s > largest_s and not left_open:
+        text = f"ttl={ttl_s:g} is above the largest permitted in {name!r}, {exact(largest_s)}: nodes refuse to start"
         yield error("largest ttl", text, f"use a shorter TTL, or `tenure init --max-ttl {ttl_s:g}`")
 
 

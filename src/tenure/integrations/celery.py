@@ -128,7 +128,8 @@ class LeadingMixin:
         """Log the end of a term that is over, and drop it."""
         reason = None if self._term is None else self._term.lost_reason
         if reason is not None:
-            self._say(f"Lost leadership ({reason}), stopping beat", reason=reason)
+            verb = "Gave up" if reason == "resigned" else "Lost"
+            self._say(f"{verb} leadership ({reason}), stopping beat", reason=reason)
             self._term = None
 
     def _wait_for_database(self, error: Exception) -> float:

@@ -165,8 +165,8 @@ class LeaderServices(ServiceGroup):
             deadline = self._deadline
         assert deadline is not None
         reason = term.reason
-        level = logging.INFO if reason == "resigned" else logging.WARNING
-        self.log(level, f"Lost leadership ({reason}), stopping {self.names}", token=term.token, reason=reason)
+        level, verb = (logging.INFO, "Gave up") if reason == "resigned" else (logging.WARNING, "Lost")
+        self.log(level, f"{verb} leadership ({reason}), stopping {self.names}", token=term.token, reason=reason)
         if await self._stop(deadline):
             self._give_up()
             if not self._closing:

@@ -29,6 +29,9 @@ BY_NAME = {
     "test_node_that_hangs_while_it_stops_listening_connects_again": NO_SIGSTOP,
     "test_on_stuck_exit_ends_the_process_before_another_node_may_lead": NO_SQLITE,
     "test_run_ends_with_a_signal_and_hands_over": NO_SQLITE,
+    "test_signal_that_interrupts_no_wait_ends_run_while_it_waits_for_the_database": (
+        "needs signal.pthread_kill, which Windows lacks"
+    ),
     "test_sqlite_needs_a_file": NO_SQLITE,
     "test_the_program_of_the_how_to_runs_until_it_is_told_to_end": NO_SQLITE,
     "test_unix_socket_leads_there_too": "needs Unix sockets, which Windows lacks",

@@ -112,6 +112,7 @@ class LockStore(ControlStore):
         refused = {role for role, tried in zip(missing, tries, strict=True) if not tried.rows[0][0]}
         for role in refused:
             del self._terms[role]
+        self._locks.block(refused, of=request.roles)
         return messages.Acquired({role: self._terms[role] for role in request.roles if role not in refused})
 
     def _vacate(self, request: messages.Vacate) -> messages.Vacated:
@@ -161,7 +162,8 @@ class LockWatch(WatchStore):
             for role, key in keys
             if held.get(key, self.control_pid) != self.control_pid
         )
-        vacancy = any(key not in held for _, key in keys)
+        free = {role for role, key in keys if key not in held}
+        vacancy = free > self._locks.paused(free)
         return messages.Looked(self._server, others, vacancy, self._waiter.slice_s)
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tenure.core import messages
+from tenure import clock
+from tenure.core import messages, timing
+from tenure.core.backoff import Backoff
 from tenure.databases.postgres.sentinel import REGISTERED, AdvisorySentinel, AdvisoryWatch
 from tenure.databases.postgres.session import PostgresSession
 from tenure.errors import ConfigError
@@ -70,6 +73,7 @@ class RoleLocks:
         self._namespace = namespace
         self._ids: dict[str, int] = {}
         self._lock = threading.Lock()
+        self._pauses: dict[str, Backoff] = defaultdict(lambda: Backoff(2 * timing.RETRY_S, timing.SLICE_S))
 
     def assign(self, role: str, lock_id: int | None) -> None:
         """Give the role its lock: the one named, the one it has, or the default."""
@@ -101,6 +105,19 @@ class RoleLocks:
         """Record which roles of some are blocked."""
         with self._lock:
             self.blocked = self.blocked.difference(of).union(roles)
+
+    def paused(self, free: Iterable[str]) -> set[str]:
+        """Return which of these roles are blocked, and left alone for now, although no session has the lock to itself.
+
+        Programs have the lock in shared mode, or were in its queue before this node. A wait for it would end at once,
+        and a try would fail, so the tries become rarer. A role whose pause is over is no longer blocked.
+        """
+        blocked, now = self.blocked.intersection(free), clock.now()
+        paused = {role for role in blocked if now < self._pauses[role].at}
+        for role in blocked - paused:
+            self._pauses[role].ended(self._pauses[role].at, now)
+        self.block(paused, of=blocked)
+        return paused
 
 
 class LockingStore(ControlStore):
@@ -247,31 +264,37 @@ class LockingWatch(AdvisoryWatch):
         super().__init__(session, sentinel, *args)
         self._waiter = NumberedSentinel(session)
         self._locks = locks
+        self._paused: set[str] = set()
+        """Blocked roles for whose lock there is no wait: see ``RoleLocks.paused``."""
 
     def waits(self, request: messages.Look) -> bool:
-        return super().waits(request) or bool(self._locks.blocked)
+        return super().waits(request) or not self._locks.blocked <= self._paused
 
     def look(self, request: messages.Look) -> messages.Looked:
         """Wait for the first of the locks, if there are any, and look. Roles whose lock is not free do not count."""
-        waiting, _ = self._still_blocked(request)
-        if not waiting:
-            return super().look(request)
-        # Not in one round trip with the rest: the lock that the wait is granted would show as held.
-        self._waiter.wait(self._locks[waiting[0]], request.seconds)
-        waiting, others = self._still_blocked(request)
-        looked = super().look(replace(request, wait_for=None))
-        return replace(looked, vacancy=looked.vacancy and (others or not waiting))
+        _, held = self._vacant_and_held(request)
+        if held:
+            # Not in one round trip with the rest: the lock that the wait is granted would show as held.
+            self._waiter.wait(self._locks[min(held)], request.seconds)
+            request = replace(request, wait_for=None)
+        looked = super().look(request)
+        # After the look: the control lane may have been refused meanwhile.
+        vacant, held = self._vacant_and_held(request)
+        self._paused = self._locks.paused(vacant - held)
+        return replace(looked, vacancy=looked.vacancy and (not vacant or vacant > held | self._paused))
 
-    def _still_blocked(self, request: messages.Look) -> tuple[list[str], bool]:
-        """Return which roles are still vacant and blocked, and whether another role is vacant."""
+    def _vacant_and_held(self, request: messages.Look) -> tuple[set[str], set[str]]:
+        """If roles are blocked, return which are vacant, and which of these have a lock that is worth a wait.
+
+        Blocked roles that are no longer vacant are unblocked.
+        """
         blocked = sorted(self._locks.blocked)
         if not blocked:
-            return [], False
-        parameters = {"namespace": self.namespace, "id": request.member_id}
-        vacant, *holders = self.session.read(
-            Step(statements.VACANT, parameters), *(Step(_HOLDERS, {"lock_id": self._locks[role]}) for role in blocked)
+            return set(), set()
+        vacancies, *holders = self.session.read(
+            Step(statements.VACANT, {"namespace": self.namespace, "id": request.member_id}),
+            *(Step(_HOLDERS, {"lock_id": self._locks[role]}) for role in blocked),
         )
-        names = {row[0] for row in vacant.rows}
-        waiting = [role for role, held in zip(blocked, holders, strict=True) if role in names and held.rows]
-        self._locks.block(waiting, of=blocked)
-        return waiting, bool(names.difference(waiting))
+        vacant = {row[0] for row in vacancies.rows}
+        self._locks.block(vacant.intersection(blocked), of=blocked)
+        return vacant, vacant.intersection(role for role, rows in zip(blocked, holders, strict=True) if rows.rows)
