@@ -49,6 +49,8 @@ StopMode = Literal["smart", "fast", "immediate"]
 Setting = str | int | float | bool
 
 SUPERUSER = "postgres"
+ADMINISTRATION = "tests, administration"
+"""The name of the connection that creates and drops databases."""
 STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 # A socket's path may have 107 bytes on Linux; "/.s.PGSQL.12345.lock" is added to the directory.
 SCRATCH_PATH_LIMIT = 80
@@ -348,6 +350,7 @@ class PostgresServer(Child):
         self.port = port if port is not None else free_port(listen if netns is None else "127.0.0.1")
         self._orphans: list[psutil.Process] = []
         self._databases = 0
+        self._administration: psycopg.Connection[Any] | None = None
         self._bindir = reachable_bindir(installation, self.account)
         self._scratch = Scratch("tenure-", self.account)
         self.socket_dir = self._scratch.path
@@ -396,6 +399,7 @@ class PostgresServer(Child):
         process = self._process
         if process is None:
             raise ServerFailed("the server is not running")
+        self._end_administration()  # or a smart stop would wait for it
         process.send_signal(STOP_SIGNALS[mode])
         try:
             process.wait(timeout)
@@ -410,6 +414,7 @@ class PostgresServer(Child):
 
     def kill_postmaster(self) -> None:
         """SIGKILL to the postmaster alone; its backends find out by themselves, the idle ones at once."""
+        self._end_administration()
         process = psutil.Process(self.pid)
         self._orphans += process.children()
         process.kill()
@@ -422,6 +427,7 @@ class PostgresServer(Child):
         if self._scratch.is_inherited:
             return
         atexit.unregister(self.close)
+        self._end_administration()
         if self.running:
             self._orphans += psutil.Process(self.pid).children()
             try:
@@ -451,12 +457,14 @@ class PostgresServer(Child):
         host = f"[{host}]" if ":" in host else host
         return f"postgresql://{login}@{host}:{self.port}/{path}"
 
-    def connect(self, dbname: str = "postgres", *, user: str = SUPERUSER) -> psycopg.Connection[Any]:
-        """A new autocommit connection through the Unix socket, named `tests` so that it can be told apart."""
+    def connect(
+        self, dbname: str = "postgres", *, user: str = SUPERUSER, name: str = "tests"
+    ) -> psycopg.Connection[Any]:
+        """A new autocommit connection through the Unix socket, with a name so that it can be told apart."""
         import psycopg
 
         url = self.url(dbname, user=user, host=str(self.socket_dir))
-        return psycopg.connect(url, autocommit=True, connect_timeout=10, application_name="tests")
+        return psycopg.connect(url, autocommit=True, connect_timeout=10, application_name=name)
 
     def execute(
         self, sql: str, params: Sequence[Any] | None = None, *, dbname: str = "postgres"
@@ -473,20 +481,40 @@ class PostgresServer(Child):
             name = f"test_{self._databases}"
         # A copy of the files costs half of what a copy through the WAL does. Before 15 there was no other way.
         how = " strategy file_copy" if self.installation.major >= 15 else ""
-        self.execute(f'create database "{name}"{how}')
+        self._administer(f'create database "{name}"{how}')
         return self.url(name)
 
     def drop_database(self, name: str) -> None:
         """Drop a database, whoever is still connected to it."""
-        self.execute(f'drop database if exists "{name}" with (force)')
+        self._administer(f'drop database if exists "{name}" with (force)')
+
+    def _administer(self, sql: str) -> None:
+        """Run a statement on a connection that stays open: to open one costs nearly as much as to create a database."""
+        import psycopg
+
+        if self._administration is not None:
+            try:
+                self._administration.execute(sql.encode())
+            except psycopg.OperationalError:  # cut off by the test before
+                self._end_administration()
+            else:
+                return
+        self._administration = self.connect(name=ADMINISTRATION)
+        self._administration.execute(sql.encode())
+
+    def _end_administration(self) -> None:
+        if self._administration is not None:
+            self._administration.close()
+            self._administration = None
 
     def backends(self, dbname: str | None = None) -> list[Backend]:
-        """The clients' connections, this one left out; all, or those to one database."""
+        """The clients' connections, our own left out; all, or those to one database."""
         rows = self.execute(
             "select pid, datname, usename, application_name, host(client_addr), state, wait_event,"
             " backend_xmin::text, query from pg_stat_activity where backend_type = 'client backend'"
-            " and pid <> pg_backend_pid() and coalesce(datname = %s, true) order by backend_start",
-            [dbname],
+            " and pid <> pg_backend_pid() and application_name <> %s and coalesce(datname = %s, true)"
+            " order by backend_start",
+            [ADMINISTRATION, dbname],
         )
         return [Backend(*row) for row in rows]
 
