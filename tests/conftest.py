@@ -91,6 +91,8 @@ def computes(file: Path) -> bool:
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests that compute, and leave the MariaDB kind of some files out, or to the long tests."""
+    # The last file has the test that waits longest: at the end the other workers would have nothing to do meanwhile.
+    items.sort(key=lambda one: one.path.name != "test_tutorial.py")
     for one in items:
         if computes(one.path):
             one.add_marker(pytest.mark.computing)
