@@ -7,6 +7,8 @@ skipped, and the summary says in one line what was not run and what to install.
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import os
 import signal
 import subprocess
@@ -71,11 +73,28 @@ COMPUTING = (
 """Folders whose tests compute all the time. The others mostly wait: for leases, due times and processes."""
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for no garbage meanwhile: there is none, and each worker would take a third longer."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+@functools.cache
+def computes(file: Path) -> bool:
+    return file.is_relative_to(HERE) and file.relative_to(HERE).as_posix().startswith(COMPUTING)
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests that compute, and leave the MariaDB kind of some files out, or to the long tests."""
+    # The last file has the test that waits longest: at the end the other workers would have nothing to do meanwhile.
+    items.sort(key=lambda one: one.path.name != "test_tutorial.py")
     for one in items:
-        if one.path.is_relative_to(HERE) and one.path.relative_to(HERE).as_posix().startswith(COMPUTING):
+        if computes(one.path):
             one.add_marker(pytest.mark.computing)
             # One worker begins with all of these, and the others with tests that wait: so nobody waits for a processor.
             one.add_marker(pytest.mark.xdist_group("computing"))
@@ -86,7 +105,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             one.add_marker(pytest.mark.long)
     left = [one for one in items if one.path.stem in LITTLE_NEW_ON_MARIADB and "[mariadb" in one.name]
     config.hook.pytest_deselected(items=left)
-    items[:] = [one for one in items if one not in left]
+    gone = set(left)
+    items[:] = [one for one in items if one not in gone]
 
 
 # --- what could not run -------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import tenure
+from tests.support import starter
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -192,9 +193,7 @@ def test_the_readme_is_short():
 @pytest.mark.parametrize("example", list(python_examples()))
 def test_examples_of_the_documents_run(example, tmp_path):
     environment = {"TENURE_URL": f"sqlite:///{tmp_path}/readme.db", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-    command = [sys.executable, "-c", example]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "example.py").write_text(example)
+    done = starter.run("example", cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr.decode()
     assert not done.stderr

@@ -28,6 +28,7 @@ from tenure.durations import exact
 from tenure.fence.fence import fence
 from tenure.store import tables
 from tenure.store.session import Step
+from tests.support import starter
 from tests.support.cluster import ROOT
 from tests.support.store_by_hand import Desk, Nodes, connected, execute, table, until
 
@@ -160,9 +161,10 @@ def test_every_command_that_elects_or_looks_in_the_default_file_says_so(tmp_path
 
 @pytest.mark.parametrize("command", WITHOUT_URL)
 def test_required_url_that_is_missing_stops_every_command(tmp_path, command):
-    done = cron(command, *WITHOUT_URL[command], home=tmp_path, TENURE_REQUIRE_URL="1")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("tenure: no URL given, and TENURE_REQUIRE_URL=1 ")
+    environment = {"HOME": str(tmp_path), "PATH": os.defpath, "TENURE_REQUIRE_URL": "1"}
+    done = starter.run("tenure", command, *WITHOUT_URL[command], env=environment)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"tenure: no URL given, and TENURE_REQUIRE_URL=1 ")
     assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 

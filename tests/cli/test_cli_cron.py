@@ -1,4 +1,4 @@
-"""``tenure cron`` and ``tenure run --claim`` by real processes; ``tenure jobs`` and its kin in this process."""
+"""``tenure cron`` and ``tenure run --claim`` by forked processes; ``tenure jobs`` and its kin in this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 
 import tenure
 from tests.cli.test_cli import Answer
-from tests.support.run_processes import PATIENCE_S, TENURE
+from tests.support import starter
+from tests.support.run_processes import PATIENCE_S
 from tests.support.schedules import unaccounted
 from tests.support.store_by_hand import until
 
@@ -26,10 +27,7 @@ ROUNDS = int(os.environ.get("RUN_ROUNDS", "6"))
 def tenure_(*arguments, url="", **options):
     """Run a command to its end, in a process; return the finished process."""
     environment = {**os.environ, **({"TENURE_URL": url} if url else {})}
-    command = [*TENURE, *map(str, arguments)]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False, **options
-    )
+    return starter.run("tenure", *map(str, arguments), env=environment, timeout=PATIENCE_S, **options)
 
 
 @pytest.fixture
@@ -38,9 +36,8 @@ def machine():
     with contextlib.ExitStack() as stack:
 
         def start(*arguments, url, **options):
-            process = subprocess.Popen(
-                [*TENURE, "cron", *map(str, arguments)], env={**os.environ, "TENURE_URL": url}, **options
-            )
+            environment = {**os.environ, "TENURE_URL": url}
+            process = starter.start("tenure", "cron", *map(str, arguments), env=environment, **options)
 
             def close():
                 for number in (signal.SIGCONT, signal.SIGTERM):
@@ -190,7 +187,7 @@ def test_claimed_run_is_made_by_one_machine_only(store_url, tmp_path):
         "-c",
         f"echo run >>{tmp_path}/log",
     )
-    started = [subprocess.Popen([*TENURE, *told], env={**os.environ, "TENURE_URL": store_url}) for _ in range(3)]
+    started = [starter.start("tenure", *told, env={**os.environ, "TENURE_URL": store_url}) for _ in range(3)]
     assert [process.wait(PATIENCE_S) for process in started] == [0, 0, 0]
     assert (tmp_path / "log").read_text() == "run\n"
     with tenure.Registry(store_url) as registry:
@@ -234,8 +231,9 @@ def test_bad_input_is_one_clear_line(sqlite_url, arguments, words):
     with tenure.Node(sqlite_url):
         done = tenure_(*arguments, url=sqlite_url)
     assert done.returncode in (2, 127)
-    assert words in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
+    said = done.stderr.decode()
+    assert words in " ".join(said.split())
+    assert "Traceback" not in said
 
 
 # --- what is shown --------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from tenure.cli.run.processes import PR_SET_CHILD_SUBREAPER
 from tenure.internals import engine_of
 from tenure.registry import Registry
 from tests.conftest import missing
+from tests.support import starter
 from tests.support.run_processes import PATIENCE_S, TENURE, Contest, Runner, contested, eventually
 from tests.support.store_by_hand import connected
 
@@ -32,10 +33,9 @@ ROUNDS = int(os.environ.get("RUN_ROUNDS", "10"))
 
 
 def run(*arguments, url, **options):
-    """Run to the end; return the finished process, with bytes for output."""
-    program = [*TENURE, "run", *map(str, arguments)]
-    environment = {**os.environ, "TENURE_URL": url, **options.pop("env", {})}
-    return subprocess.run(program, env=environment, capture_output=True, timeout=PATIENCE_S, check=False, **options)
+    """Run to the end, by a fork; return the finished process, with bytes for output."""
+    environment = {**os.environ, "TENURE_URL": url}
+    return starter.run("tenure", "run", *map(str, arguments), env=environment, timeout=PATIENCE_S, **options)
 
 
 @pytest.fixture
@@ -230,11 +230,10 @@ def test_the_command_waits_for_a_lock_that_a_program_has_by_hand(tmp_path, postg
 
 def test_a_lock_id_that_cannot_work_is_an_error_in_one_line(postgres_url, sqlite_url):
     for url, lock_id, said in ((postgres_url, "seven", "lock_id='seven' must be"), (sqlite_url, "7", "of PostgreSQL")):
-        arguments = ["run", "--role", "r", "--lock-id", lock_id, "--url", url, "--", "true"]
-        done = subprocess.run([*TENURE, *arguments], capture_output=True, text=True, check=False)
+        done = run("--role", "r", "--lock-id", lock_id, "--", "true", url=url)
         assert done.returncode == 2
-        assert said in done.stderr
-        assert "Traceback" not in done.stderr
+        assert said in done.stderr.decode()
+        assert b"Traceback" not in done.stderr
 
 
 def test_a_guard_that_is_killed_takes_everything_with_it(tmp_path, sqlite_url, start):
@@ -270,9 +269,7 @@ def test_a_leader_that_is_asked_to_resign_ends_its_command_first(tmp_path, one_u
         eventually(lambda: contest.begun, "a leader")
         with Registry(one_url) as registry:
             eventually(lambda: contested(registry, contest), "another candidate")
-        subprocess.run(
-            [*TENURE, "resign", "role"], env={**os.environ, "TENURE_URL": one_url}, check=True, capture_output=True
-        )
+        assert starter.run("tenure", "resign", "role", env={**os.environ, "TENURE_URL": one_url}).returncode == 0
         eventually(lambda: len(contest.begun) == 2, "the successor")
         assert contest.begun[0] != contest.begun[1]
         assert (contest.survivors, contest.errors) == ([], "")
@@ -468,9 +465,8 @@ def test_a_relative_url_leads_the_command_to_the_same_file(tmp_path):
 
 def test_input_and_output_pass_untouched_and_nothing_else_is_open(sqlite_url):
     everything = bytes(range(256)) * 1000
-    done = run(
-        "--role", "work", "--", "sh", "-c", "cat; echo oops >&2; ls /proc/self/fd >&2", url=sqlite_url, input=everything
-    )
+    command = ["--role", "work", "--url", sqlite_url, "--", "sh", "-c", "cat; echo oops >&2; ls /proc/self/fd >&2"]
+    done = subprocess.run([*TENURE, "run", *command], input=everything, capture_output=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (0, everything)
     assert done.stderr.decode().split() == ["oops", "0", "1", "2", "3"]  # 3 is the directory that ls reads
 

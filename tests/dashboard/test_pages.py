@@ -85,7 +85,7 @@ def test_hand_over_ends_with_the_new_leader_and_is_recorded(three_nodes, operate
 def test_form_that_is_sent_twice_acts_once(three_nodes, operated):
     act(operated, None, HAND_OVER)
     act(operated, None, {**HAND_OVER, "to": "worker-3"})
-    assert three_nodes[1].election("scheduler").is_leader
+    until(lambda: three_nodes[1].election("scheduler").is_leader, "worker-2 knows that it leads")
     said = ask(operated, "/actions").text
     assert "nothing was done: the leader of role &#39;scheduler&#39; has changed meanwhile" in said
 

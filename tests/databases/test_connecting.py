@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import logging
+import os
 import re
 import shutil
 import socket

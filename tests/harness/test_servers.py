@@ -61,6 +61,22 @@ def test_server_runs_without_privileges(every_postgres_server):
     assert groups == [str(process.gids().real)]
 
 
+def test_each_server_has_an_identifier_of_its_own(every_postgres_server):
+    """Their files are copies of the same."""
+    question = "select system_identifier from pg_control_system()"
+    with PostgresServer(every_postgres_server.installation, fsync=False) as other:
+        assert other.execute(question) != every_postgres_server.execute(question)
+        other.restart("immediate")
+        assert not [line for line in other.log_lines() if "PANIC" in line]
+
+
+def test_databases_can_be_created_after_every_session_was_cut(postgres_server):
+    postgres_server.drop_database("none")
+    everybody = "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()"
+    postgres_server.execute(everybody + " and backend_type = 'client backend'")
+    postgres_server.drop_database(postgres_server.create_database().rpartition("/")[2])
+
+
 def test_each_database_is_empty_and_its_own(postgres_server):
     one, other = postgres_server.create_database(), postgres_server.create_database("named")
     assert one != other

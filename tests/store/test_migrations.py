@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 import threading
 from datetime import datetime, timezone
 
@@ -20,6 +19,7 @@ from tenure.store import migrations
 from tenure.store.dialects import TABLES, for_name, postgresql
 from tenure.store.session import Step, identity
 from tenure.store.tables import MIGRATIONS, Migration
+from tests.support import starter
 from tests.support.store_by_hand import QUICK, Desk, Nodes, connected, execute, table, until
 
 PRESENT = MIGRATIONS[-1].version
@@ -69,13 +69,15 @@ def test_any_number_of_threads_may_create_the_tables_at_once(store_url):
     assert at_once(8, lambda: Desk(store_url).close()) == []
 
 
-def test_any_number_of_processes_may_start_on_an_empty_database(store_url):
+def test_any_number_of_processes_may_start_on_an_empty_database(store_url, tmp_path):
     program = "import sys, tenure\nwith tenure.Node(sys.argv[1]) as node: node.election('r')"
-    command = [sys.executable, "-c", program, store_url]
-    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
-    errors = [process.communicate(timeout=60)[1] for process in processes]
-    assert errors == [""] * 4
-    assert [process.returncode for process in processes] == [0] * 4
+    (tmp_path / "program.py").write_text(program)
+    with (tmp_path / "errors").open("wb") as errors:
+        told = {"env": os.environ, "cwd": tmp_path, "stderr": errors}
+        processes = [starter.start("program", store_url, **told) for _ in range(4)]
+        codes = [process.wait(60) for process in processes]
+    assert (tmp_path / "errors").read_text() == ""
+    assert codes == [0] * 4
 
 
 def test_second_preparation_changes_nothing(store_url):

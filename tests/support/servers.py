@@ -30,6 +30,7 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import time
@@ -49,6 +50,8 @@ StopMode = Literal["smart", "fast", "immediate"]
 Setting = str | int | float | bool
 
 SUPERUSER = "postgres"
+ADMINISTRATION = "tests, administration"
+"""The name of the connection that creates and drops databases."""
 STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 # A socket's path may have 107 bytes on Linux; "/.s.PGSQL.12345.lock" is added to the directory.
 SCRATCH_PATH_LIMIT = 80
@@ -260,6 +263,57 @@ def reachable_bindir(installation: Installation, account: Account | None) -> Pat
     return copy / installation.bindir.relative_to(pginstall.parents[1])
 
 
+# --- data directories ---------------------------------------------------------------------------------------
+
+
+@functools.cache
+def new_cluster(installation: Installation, account: Account | None, password: str | None) -> Path:
+    """What initdb makes, once a session: it takes five times the CPU of a copy."""
+    scratch = Scratch("tenure-new-", account).path
+    command = [str(reachable_bindir(installation, account) / "initdb"), "-D", str(scratch / "data"), "-U", SUPERUSER]
+    command += ["-E", "UTF8", "--locale=C", "--no-sync", "--auth=trust"]
+    if password is not None:
+        pwfile = scratch / "password"
+        pwfile.write_text(password)
+        pwfile.chmod(0o644)  # inside a directory that only the account can enter
+        command.append(f"--pwfile={pwfile}")
+    # Nothing of ours, as for the server.
+    env = {"PATH": os.defpath, "LC_ALL": "C", "HOME": str(scratch)}
+    done = subprocess.run(command, cwd=scratch, env=env, capture_output=True, check=False, **_as(account))
+    if done.returncode:
+        raise ServerFailed("initdb failed:\n" + done.stderr.decode())
+    return scratch / "data"
+
+
+def identify(data: Path) -> None:
+    """Give a copy of a new cluster a system identifier of its own, by which Tenure tells servers apart.
+
+    It is the first field of the control file, which ends with a checksum, and is in the head of the first WAL file.
+    """
+    identifier = struct.pack("=Q", time.time_ns())
+    with (data / "global" / "pg_control").open("r+b") as control:
+        fields = control.read()
+        [end] = [end for end, crc in crc32c(fields[:512]) if fields[end : end + 4] == struct.pack("=I", crc)]
+        fields = identifier + fields[8:end]
+        *_, (_, crc) = crc32c(fields)
+        control.seek(0)
+        control.write(fields + struct.pack("=I", crc))
+    [wal] = [file for file in (data / "pg_wal").iterdir() if file.is_file()]
+    with wal.open("r+b") as first:
+        first.seek(24)
+        first.write(identifier)
+
+
+def crc32c(data: bytes) -> Iterator[tuple[int, int]]:
+    """The checksum of each beginning of the data, by its length."""
+    crc = 0xFFFFFFFF
+    for length, byte in enumerate(data, start=1):
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+        yield length, crc ^ 0xFFFFFFFF
+
+
 # --- the server ---------------------------------------------------------------------------------------------
 
 
@@ -348,6 +402,7 @@ class PostgresServer(Child):
         self.port = port if port is not None else free_port(listen if netns is None else "127.0.0.1")
         self._orphans: list[psutil.Process] = []
         self._databases = 0
+        self._administration: psycopg.Connection[Any] | None = None
         self._bindir = reachable_bindir(installation, self.account)
         self._scratch = Scratch("tenure-", self.account)
         self.socket_dir = self._scratch.path
@@ -396,6 +451,7 @@ class PostgresServer(Child):
         process = self._process
         if process is None:
             raise ServerFailed("the server is not running")
+        self._end_administration()  # or a smart stop would wait for it
         process.send_signal(STOP_SIGNALS[mode])
         try:
             process.wait(timeout)
@@ -410,6 +466,7 @@ class PostgresServer(Child):
 
     def kill_postmaster(self) -> None:
         """SIGKILL to the postmaster alone; its backends find out by themselves, the idle ones at once."""
+        self._end_administration()
         process = psutil.Process(self.pid)
         self._orphans += process.children()
         process.kill()
@@ -422,6 +479,7 @@ class PostgresServer(Child):
         if self._scratch.is_inherited:
             return
         atexit.unregister(self.close)
+        self._end_administration()
         if self.running:
             self._orphans += psutil.Process(self.pid).children()
             try:
@@ -451,12 +509,14 @@ class PostgresServer(Child):
         host = f"[{host}]" if ":" in host else host
         return f"postgresql://{login}@{host}:{self.port}/{path}"
 
-    def connect(self, dbname: str = "postgres", *, user: str = SUPERUSER) -> psycopg.Connection[Any]:
-        """A new autocommit connection through the Unix socket, named `tests` so that it can be told apart."""
+    def connect(
+        self, dbname: str = "postgres", *, user: str = SUPERUSER, name: str = "tests"
+    ) -> psycopg.Connection[Any]:
+        """A new autocommit connection through the Unix socket, with a name so that it can be told apart."""
         import psycopg
 
         url = self.url(dbname, user=user, host=str(self.socket_dir))
-        return psycopg.connect(url, autocommit=True, connect_timeout=10, application_name="tests")
+        return psycopg.connect(url, autocommit=True, connect_timeout=10, application_name=name)
 
     def execute(
         self, sql: str, params: Sequence[Any] | None = None, *, dbname: str = "postgres"
@@ -473,20 +533,40 @@ class PostgresServer(Child):
             name = f"test_{self._databases}"
         # A copy of the files costs half of what a copy through the WAL does. Before 15 there was no other way.
         how = " strategy file_copy" if self.installation.major >= 15 else ""
-        self.execute(f'create database "{name}"{how}')
+        self._administer(f'create database "{name}"{how}')
         return self.url(name)
 
     def drop_database(self, name: str) -> None:
         """Drop a database, whoever is still connected to it."""
-        self.execute(f'drop database if exists "{name}" with (force)')
+        self._administer(f'drop database if exists "{name}" with (force)')
+
+    def _administer(self, sql: str) -> None:
+        """Run a statement on a connection that stays open: to open one costs nearly as much as to create a database."""
+        import psycopg
+
+        if self._administration is not None:
+            try:
+                self._administration.execute(sql.encode())
+            except psycopg.OperationalError:  # cut off by the test before
+                self._end_administration()
+            else:
+                return
+        self._administration = self.connect(name=ADMINISTRATION)
+        self._administration.execute(sql.encode())
+
+    def _end_administration(self) -> None:
+        if self._administration is not None:
+            self._administration.close()
+            self._administration = None
 
     def backends(self, dbname: str | None = None) -> list[Backend]:
-        """The clients' connections, this one left out; all, or those to one database."""
+        """The clients' connections, our own left out; all, or those to one database."""
         rows = self.execute(
             "select pid, datname, usename, application_name, host(client_addr), state, wait_event,"
             " backend_xmin::text, query from pg_stat_activity where backend_type = 'client backend'"
-            " and pid <> pg_backend_pid() and coalesce(datname = %s, true) order by backend_start",
-            [dbname],
+            " and pid <> pg_backend_pid() and application_name <> %s and coalesce(datname = %s, true)"
+            " order by backend_start",
+            [ADMINISTRATION, dbname],
         )
         return [Backend(*row) for row in rows]
 
@@ -553,16 +633,11 @@ class PostgresServer(Child):
         )
 
     def _initdb(self) -> None:
-        command: list[str | Path] = [self._program("initdb"), "-D", self.data, "-U", SUPERUSER, "-E", "UTF8"]
-        command += ["--locale=C", "--no-sync", "--auth=trust"]
-        if self.password is not None:
-            pwfile = self._scratch.path / "password"
-            pwfile.write_text(self.password)
-            pwfile.chmod(0o644)  # inside a directory that only the account can enter
-            command.append(f"--pwfile={pwfile}")
-        done = self._spawn(command, stderr=self._log_file)
-        if done.wait(120) != 0:
-            raise ServerFailed("initdb failed:\n" + "\n".join(self.log_lines()))
+        """Make the data directory: a copy of the one that the first server of this kind has made."""
+        made = new_cluster(self.installation, self.account, self.password)
+        if self._spawn(["cp", "-a", made, self.data], stderr=self._log_file).wait(120) != 0:
+            raise ServerFailed("no copy could be made:\n" + "\n".join(self.log_lines()))
+        identify(self.data)
         over_tcp = "trust" if self.password is None else "scram-sha-256"
         (self.data / "pg_hba.conf").write_text(
             f"local all,replication all trust\nhost all,replication all all {over_tcp}\n"

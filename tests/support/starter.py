@@ -29,15 +29,18 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
-IMPORTED = ("tenure", "tenure.cli", "psycopg", "pymysql", "sqlite3", "tests.support.facades", "tests.support.history")
-"""What the programs need. The programs themselves are not among them: a child runs its own as `__main__`."""
+IMPORTED = ("psycopg", "pymysql", "sqlite3", "ctypes", "encodings.idna", "tests.support.history")
+"""What the programs need beside Tenure. Not the programs themselves: a child runs its own as `__main__`."""
+LEFT_OUT = ("tenure.aio", "tenure.cli.run.guard", "tenure.dashboard", "tenure.integrations", "tenure.testing")
+"""What most programs do not use, or what is a program itself: the guard."""
 NUMBER = struct.Struct("q")
 LONGEST_REQUEST = 2**18
 
@@ -111,6 +114,23 @@ def start(
         stack.callback(os.close, tells)
         socket.send_fds(_starter(), [request], [*(theirs for theirs, _ in ends), tells])
     return Started(told, [ours for _, ours in ends])
+
+
+def run(
+    module: str, *arguments: str, env: Mapping[str, str], cwd: Path | str = ROOT, timeout: float = 60
+) -> subprocess.CompletedProcess[bytes]:
+    """Run `python -m module arguments…` to its end, as `subprocess.run(…, capture_output=True)` does."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = start(module, *arguments, env=env, cwd=cwd, stdin=DEVNULL, stdout=out, stderr=err)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess([module, *arguments], code, out.read(), err.read())
 
 
 def _end(stack: contextlib.ExitStack, number: int, stream: int | IO[bytes] | None) -> tuple[int, IO[bytes] | None]:
@@ -197,10 +217,23 @@ def _take(streams: list[int]) -> None:
                 os.close(file)
 
 
+def _modules_of_tenure() -> Iterator[str]:
+    """Each by its name: `import tenure` itself loads a module only when one of its names is used."""
+    import tenure
+
+    package = Path(tenure.__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+        if not name.startswith(LEFT_OUT) and not name.endswith("__main__"):
+            yield name.removesuffix(".__init__")
+
+
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the test decides when we end
-    for module in IMPORTED:
+    for module in (*_modules_of_tenure(), *IMPORTED):
         importlib.import_module(module)
+    if os.environ.get("FACADE") == "async":
+        importlib.import_module("tests.support.async_as_sync")
     gc.collect()
     gc.freeze()
     request = serve(socket.socket(fileno=int(sys.argv[1])))

@@ -55,15 +55,19 @@ class Terminals:
     def says(self, name):
         return (self.directory / f"{name}.log").read_text()
 
+    def run(self, command):
+        """Run a command, and return the lines that it prints."""
+        return subprocess.run(
+            shlex.split(command), cwd=self.directory, env=self.environment, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+
     def tenure(self, command):
         """Run a command of the page, and return the lines that it prints: its head must be the one on the page."""
-        done = subprocess.run(
-            shlex.split(command), cwd=self.directory, env=self.environment, capture_output=True, text=True, check=True
-        )
+        lines = self.run(command)
         shown = OUTPUTS[command]
         if shown.split()[0].isupper():
-            assert done.stdout.split("\n")[0].split() == shown.split("\n")[0].split()
-        return done.stdout.splitlines()
+            assert lines[0].split() == shown.split("\n")[0].split()
+        return lines
 
     def wait_for_token(self, token):
         """Wait until a replica ticks under a token; return its name."""
@@ -113,8 +117,9 @@ def test_the_tutorial_goes_as_it_says(terminals):
         assert time.monotonic() < deadline + PATIENCE_S, terminals.says(second)
         time.sleep(0.05)
     assert {*TICK.findall(terminals.says(second))} == {"2"}, "not a single tick more"
-    outcomes = {" ".join(row.split()[4:-3]) for row in terminals.tenure("tenure runs tick --limit 5")[1:]}
-    assert "skipped: missed" in " ".join(outcomes)
+    assert len(terminals.tenure("tenure runs tick --limit 5")) == 6
+    # More than five runs may have followed on a busy machine.
+    assert any("skipped: missed" in row for row in terminals.run("tenure runs tick --limit 1000"))
 
     terminals.start("a")
     deadline = time.monotonic() + PATIENCE_S

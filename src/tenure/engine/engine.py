@@ -90,15 +90,6 @@ class Engine:
 
     # Life --------------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start the threads and connect. On failure, raise the error, or wait for the database (``start="wait"``)."""
-        self.launch()
-        try:
-            self.opened.result()
-        except BaseException:
-            self.close()
-            raise
-
     def launch(self) -> None:
         """Start the threads, without waiting for a connection."""
         self.check_own()
