@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+from tenure.values import dataclass
 
 
 class EndReason(str, enum.Enum):

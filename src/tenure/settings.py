@@ -17,12 +17,12 @@ import re
 import socket
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
 
 from tenure.core import timing
 from tenure.errors import ConfigError
+from tenure.values import dataclass, field
 
 log = logging.getLogger("tenure.settings")
 

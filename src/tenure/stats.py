@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tenure import clock
 from tenure.core import messages, timing
 from tenure.core.roles import Roles
 from tenure.events import Deposed, Elected, EndReason, Event, LeaderChanged, Suspended
+from tenure.values import dataclass
 
 if TYPE_CHECKING:
     from tenure.engine.candidacy import Candidacy

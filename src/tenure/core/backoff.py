@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 from tenure.core.timing import LONG_AGO
+from tenure.values import dataclass
 
 HEED_AT_ONCE = 10
 HEED_EVERY_S = 0.25

@@ -17,12 +17,12 @@ lapsed is never taken up again.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 from tenure.core import timing
 from tenure.core.backoff import Backoff
 from tenure.core.messages import Member
 from tenure.core.servers import Server
+from tenure.values import dataclass
 
 Phase = enum.Enum("Phase", "NONE JOINING LIVE DOUBT RESUMING LEAVING GONE")
 """The phases of a membership."""

@@ -27,10 +27,9 @@ the node's sentinel and makes every change; the watch lane only reads and waits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from tenure.core.servers import Confirmed, Server
 from tenure.events import EndReason
+from tenure.values import dataclass, field
 
 MANUAL = "manual"
 """The ``takeover`` of a candidate of ``tenure.manual``, which renews by hand and looks at no other member."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -27,6 +26,7 @@ from tenure.core.roles import Roles
 from tenure.core.timing import LONG_AGO, NEVER, RETRY_S
 from tenure.core.watch_lane import WatchLane
 from tenure.events import EndReason, Event, Resumed, Suspended
+from tenure.values import dataclass, replace
 
 TIDY_EVERY_S = 3600.0
 LEAVE_WITHIN_S = 2.0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from tenure.core import timing
+from tenure.values import dataclass, field
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ one candidacy. Their terms are views of one holding: they have the same token an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tenure import clock
 from tenure.core.timing import LONG_AGO
 from tenure.errors import LeadershipLost
 from tenure.events import Deposed, Elected, Event
+from tenure.values import dataclass, field
 
 if TYPE_CHECKING:
     from tenure.engine.engine import Engine

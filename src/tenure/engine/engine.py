@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import replace
 from typing import Literal, TypeVar
 
 from tenure import clock, fork
@@ -30,6 +29,7 @@ from tenure.settings import NodeSettings, check_lock_id, default_name
 from tenure.stats import StatsRecorder
 from tenure.store.control import ControlStore
 from tenure.store.session import Failed, Gone
+from tenure.values import replace
 
 log = logging.getLogger("tenure.engine")
 

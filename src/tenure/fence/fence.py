@@ -9,7 +9,6 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from tenure.databases.sqlite.filesystem import file_id
@@ -20,6 +19,7 @@ from tenure.settings import check_bound, check_name, check_schema
 from tenure.store import guards, statements
 from tenure.store.dialects import MYSQL, SQLITE, literal, postgresql
 from tenure.store.session import Result, Step
+from tenure.values import replace
 
 
 def fence(connection: Any, term: TermIdentity, bound_s: float, *steps: Step) -> Any:

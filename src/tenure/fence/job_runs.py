@@ -13,7 +13,6 @@ other writes are committed together with the claim, or not at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -25,6 +24,7 @@ from tenure.store import job_statements as texts
 from tenure.store.dialects import listed
 from tenure.store.records import EPOCH, JobRecord, job_records, moment
 from tenure.store.session import Result, Step
+from tenure.values import dataclass
 
 DETAIL_LENGTH = 200
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tenure.core import messages, timing
@@ -17,6 +16,7 @@ from tenure.core.servers import Confirmed, Server
 from tenure.store import job_statements, statements, tables, tidy_statements
 from tenure.store.dialects import listed
 from tenure.store.session import Failed, Gone, Result, Sentinel, Session, Step
+from tenure.values import dataclass
 
 KEPT_MEMBERS = 100
 KEPT_TERMS = 100

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from tenure.errors import ConfigError
 from tenure.settings import check_schema
+from tenure.values import dataclass, field
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)\b")
 

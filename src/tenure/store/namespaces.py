@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,6 +12,7 @@ from tenure.store import migrations, records, statements
 from tenure.store.control import confirmed
 from tenure.store.records import Tables
 from tenure.store.session import Step
+from tenure.values import dataclass
 
 VERSION = 6
 """The version of the tables in which a namespace shows what its nodes are waiting for."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any, Protocol
 
 from tenure.errors import ConfigError, StoreUnavailable
 from tenure.store import job_statements, statements
 from tenure.store.session import Session, Step
+from tenure.values import dataclass, field
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 FOUND_BY_OTHERS = ("death", "silence")

@@ -8,12 +8,12 @@ import selectors
 import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tenure.core.servers import Server
 from tenure.store import statements
 from tenure.store.dialects import Dialect
+from tenure.values import dataclass
 
 if TYPE_CHECKING:
     from tenure.store.migrations import Schema

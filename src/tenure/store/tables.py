@@ -8,9 +8,9 @@ this rule raises ``oldest`` (see ``migrations``).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from tenure.store import guards, statements
+from tenure.values import dataclass
 
 FENCED = "TN001"
 """The SQLSTATE with which the fence refuses a term."""

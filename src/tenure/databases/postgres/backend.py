@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from tenure.core import timing
@@ -21,6 +20,7 @@ from tenure.store import statements
 from tenure.store.dialects import listed
 from tenure.store.session import Step
 from tenure.store.watch import NoSentinel, WatchActions, WatchStore
+from tenure.values import replace
 
 log = logging.getLogger("tenure.backends")
 

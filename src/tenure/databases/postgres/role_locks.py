@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tenure.core import messages
@@ -20,6 +19,7 @@ from tenure.errors import ConfigError
 from tenure.store import statements
 from tenure.store.control import ControlStore
 from tenure.store.session import Failed, Gone, Step
+from tenure.values import replace
 
 log = logging.getLogger("tenure.advisory")
 

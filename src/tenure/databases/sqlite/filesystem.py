@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from tenure.store.session import Gone
+from tenure.values import dataclass
 
 COMPANIONS = ("-wal", "-shm")
 """SQLite's log and its index. Connections with different ones do not see each other's transactions and locks."""
