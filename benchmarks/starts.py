@@ -7,16 +7,17 @@ modules are compiled first, as an installer compiles those of the driver.
 from __future__ import annotations
 
 import compileall
-import contextlib
-import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import tenure
+from tests.support.servers import PostgresServer, postgres_installations
+
+Pairs = list[tuple[float, float]]
+"""Milliseconds until the bare program led, and until a node led."""
 
 NODE = """
 import time, tenure
@@ -52,3 +53,38 @@ def led_after_ms(program: str) -> float:
     began_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     done = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE)
     return (int(done.stdout) - began_ns) / 1e6
+
+
+def pair(floor: str, node: str, number: int) -> tuple[float, float]:
+    """Measure both programs, in the other order every second time."""
+    if number % 2:
+        node_ms = led_after_ms(node)
+        return led_after_ms(floor), node_ms
+    return led_after_ms(floor), led_after_ms(node)
+
+
+def on_postgres(rounds: int) -> dict[str, Pairs]:
+    with PostgresServer(postgres_installations()[0]) as server:
+        url = server.create_database("again")
+        floor, node = POSTGRES_FLOOR.format(url=url), NODE.format(url=url)
+        pair(floor, node, 0)  # makes the tables
+        again = [pair(floor, node, number) for number in range(rounds)]
+        first = []
+        for number in range(rounds):
+            url = server.create_database()
+            first.append(pair(POSTGRES_FLOOR.format(url=url), NODE.format(url=url), number))
+    return {"PostgreSQL": again, "PostgreSQL, an empty database": first}
+
+
+def on_sqlite(rounds: int) -> dict[str, Pairs]:
+    with tempfile.TemporaryDirectory() as directory:
+
+        def programs(name: str) -> tuple[str, str]:
+            return SQLITE_FLOOR.format(path=f"{directory}/{name}-floor.db"), NODE.format(
+                url=f"sqlite:///{directory}/{name}.db"
+            )
+
+        pair(*programs("again"), 0)  # makes the tables
+        again = [pair(*programs("again"), number) for number in range(rounds)]
+        first = [pair(*programs(f"first-{number}"), number) for number in range(rounds)]
+    return {"SQLite": again, "SQLite, a new file": first}

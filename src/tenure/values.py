@@ -10,13 +10,19 @@ matching, pickling and type checkers. What Tenure does not use is missing, such 
 
 from __future__ import annotations
 
+import sys
 from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
-TYPE_CHECKING = False  # not from `typing`: `import tenure` does without it
-if TYPE_CHECKING:
-    from typing import Any
 
-_MISSING = object()
+class _Missing:
+    """Stands for an argument that was not given. In a signature it is shown as ``dataclasses`` shows it."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+_MISSING = _Missing()
 
 
 class _Field:
@@ -38,39 +44,44 @@ class _Init:
         return init if instance is None else init.__get__(instance)
 
 
-class _Described:
-    """The fields as ``dataclasses`` describes them, made when they are first looked up."""
+class _Description:
+    """What ``dataclasses`` notes in a class, made when it is first looked up."""
 
-    def __init__(self, cls: Any) -> None:
+    def __init__(self, cls: Any, name: str, **options: bool) -> None:
         self._cls = cls
+        self._name = name
+        self._options = options
 
     def __get__(self, _: object, __: object) -> Any:
-        import dataclasses  # noqa: PLC0415 - whoever asks for them has imported it
+        import dataclasses  # noqa: PLC0415 - whoever asks for it has imported it
 
         fields = [(name, hint, dataclasses.field(**options)) for name, (hint, options) in self._cls.__values__.items()]
-        twin: Any = dataclasses.make_dataclass(self._cls.__name__, fields)
-        self._cls.__dataclass_fields__ = twin.__dataclass_fields__
-        return twin.__dataclass_fields__
+        description = getattr(dataclasses.make_dataclass("Twin", fields, **self._options), self._name)
+        setattr(self._cls, self._name, description)
+        return description
 
 
 def _compiled(cls: Any, *, frozen: bool) -> Any:
     """Return the ``__init__`` of a class."""
-    names: dict[str, Any] = {"_set": object.__setattr__, "_MISSING": _MISSING}
-    parameters, body = ["self"], ["    pass"]
+    given: dict[str, Any] = {"_set": object.__setattr__, "_MISSING": _MISSING}
+    parameters, body = ["self"], ["  pass"]
     for name, (_, options) in cls.__values__.items():
         value = name
         if "default_factory" in options:
-            names[f"_make_{name}"] = options["default_factory"]
+            given[f"_make_{name}"] = options["default_factory"]
             parameters.append(f"{name}=_MISSING")
             value = f"_make_{name}() if {name} is _MISSING else {name}"
         elif "default" in options:
-            names[f"_default_{name}"] = options["default"]
+            given[f"_default_{name}"] = options["default"]
             parameters.append(f"{name}=_default_{name}")
         else:
             parameters.append(name)
-        body.append(f"    _set(self, {name!r}, {value})" if frozen else f"    self.{name} = {value}")
-    exec("\n".join([f"def __init__({', '.join(parameters)}):", *body]), names)  # noqa: S102 - as dataclasses does
-    init = names["__init__"]
+        body.append(f"  _set(self, {name!r}, {value})" if frozen else f"  self.{name} = {value}")
+    lines = [f"def make({', '.join(given)}):", f" def __init__({', '.join(parameters)}):", *body, " return __init__"]
+    made: dict[str, Any] = {}
+    # In the module of the class, so that its type hints resolve.
+    exec("\n".join(lines), sys.modules[cls.__module__].__dict__, made)  # noqa: S102 - as dataclasses does
+    init = made["make"](**given)
     init.__module__, init.__qualname__ = cls.__module__, f"{cls.__qualname__}.__init__"
     init.__annotations__ = {**{name: hint for name, (hint, _) in cls.__values__.items()}, "return": None}
     return init
@@ -122,7 +133,8 @@ def _dataclass(cls: Any = None, /, *, frozen: bool = False, eq: bool = True) -> 
     cls.__values__ = values
     cls.__match_args__ = tuple(values)
     cls.__init__ = _Init(cls, frozen=frozen)
-    cls.__dataclass_fields__ = _Described(cls)
+    for name in ("__dataclass_fields__", "__dataclass_params__"):
+        setattr(cls, name, _Description(cls, name, frozen=frozen, eq=eq))
     cls.__repr__, cls.__replace__ = _repr, _replace
     if frozen:
         cls.__setattr__ = cls.__delattr__ = _refuse

@@ -29,8 +29,8 @@ FRAMEWORKS = {
 }
 LOOPS = {"asyncio", "anyio", "trio"}
 WORLD = {"time", "threading", "socket", "os", "logging", "secrets", "subprocess", "signal"}
-VALUES = {"clock", "durations", "errors", "events", "fork", "tracebacks"}
-"""Modules that may be imported from everywhere but ``core``, and that import nothing."""
+VALUES = {"clock", "durations", "errors", "events", "fork", "tracebacks", "values"}
+"""Modules that may be imported from everywhere but ``core``, and that import at most ``values``."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,9 @@ SQL_OR_PROTOCOL = rf"{SQL}|\b_?engine\.(protocol|command)\b"
 PRIVATE = r"\b(node|election|term|registry|transaction)\._[a-z]"
 
 RULES = {
-    **dict.fromkeys(sorted(VALUES), Rule(set(), DRIVERS | FRAMEWORKS | LOOPS)),
-    "core": Rule({"events"}, WORLD | DRIVERS | FRAMEWORKS | LOOPS),
+    "values": Rule(set(), DRIVERS | FRAMEWORKS | LOOPS),
+    **dict.fromkeys(sorted(VALUES - {"values"}), Rule({"values"}, DRIVERS | FRAMEWORKS | LOOPS)),
+    "core": Rule({"events", "values"}, WORLD | DRIVERS | FRAMEWORKS | LOOPS),
     "settings": Rule({"core", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS),
     "stats": Rule({"core", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS),
     "store": Rule({"core", "settings", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS),

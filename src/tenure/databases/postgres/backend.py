@@ -135,6 +135,7 @@ class PostgresBackend(backend.Backend):
     def _open(self, purpose: str, statement_timeout_s: float) -> PostgresSession:
         """Connect a lane; raise PoolerDetected if the mode needs session locks and a pooler shares the session."""
         session = self._connector.open(purpose, statement_timeout_s)
+        session.sleep_through_waits()
         settings = self._settings
         needs_locks = settings.mode in ("hybrid", "lock")
         if session.pooled and (settings.direct_url or needs_locks or self._locks):

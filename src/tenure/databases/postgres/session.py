@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tenure import clock
@@ -25,6 +26,8 @@ log = logging.getLogger("tenure.postgres")
 FLOOD_PER_S = 500
 DEAF_S = 60.0
 """Any database user can send notifications: after FLOOD_PER_S in a second, a session does not listen for DEAF_S."""
+WAIT_S = 60.0
+"""How often a lane's thread wakes up while the server works: psycopg needs a number."""
 
 # The commit need not wait for the disk or for a replica: after a crash, nodes check anyway.
 _NOTIFY = "select pg_catalog.pg_notify(:channel, :payload), pg_catalog.set_config('synchronous_commit', 'off', true)"
@@ -283,6 +286,13 @@ class PostgresSession(LaneSession):
         """Cut calls under way: they would wait for the connection's end, and the sentinel is freed before that."""
         self._fatal = True
         self.abort()
+
+    def sleep_through_waits(self) -> None:
+        """Do not wake up while the server works. psycopg wakes ten times a second, so that Ctrl-C ends a wait.
+
+        This is for the lanes: signals reach only the main thread, and :meth:`abort` ends a wait as well.
+        """
+        self.connection.wait = partial(self.connection.wait, interval=WAIT_S)  # type: ignore[method-assign]
 
     def fileno(self) -> int:
         """Return the descriptor of the connection's socket."""
