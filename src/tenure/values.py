@@ -47,16 +47,18 @@ class _Init:
 class _Description:
     """What ``dataclasses`` notes in a class, made when it is first looked up."""
 
-    def __init__(self, cls: Any, name: str, **options: bool) -> None:
+    def __init__(self, cls: Any, name: str, *, frozen: bool, eq: bool) -> None:
         self._cls = cls
         self._name = name
-        self._options = options
+        self._frozen = frozen
+        self._eq = eq
 
     def __get__(self, _: object, __: object) -> Any:
         import dataclasses  # noqa: PLC0415 - whoever asks for it has imported it
 
         fields = [(name, hint, dataclasses.field(**options)) for name, (hint, options) in self._cls.__values__.items()]
-        description = getattr(dataclasses.make_dataclass("Twin", fields, **self._options), self._name)
+        twin = dataclasses.make_dataclass("Twin", fields, frozen=self._frozen, eq=self._eq)
+        description = getattr(twin, self._name)
         setattr(self._cls, self._name, description)
         return description
 
@@ -92,7 +94,7 @@ def _repr(self: Any) -> str:
     return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
 
-def _eq(self: Any, other: object) -> Any:
+def _eq(self: Any, other: Any) -> Any:
     return self.__compared__(self) == self.__compared__(other) if type(self) is type(other) else NotImplemented
 
 
@@ -131,7 +133,7 @@ def _dataclass(cls: Any = None, /, *, frozen: bool = False, eq: bool = True) -> 
         elif isinstance(given, _Field):
             delattr(cls, name)
     cls.__values__ = values
-    cls.__match_args__ = tuple(values)
+    setattr(cls, "__match_args__", tuple(values))  # noqa: B010 - mypy knows this name, and refuses it
     cls.__init__ = _Init(cls, frozen=frozen)
     for name in ("__dataclass_fields__", "__dataclass_params__"):
         setattr(cls, name, _Description(cls, name, frozen=frozen, eq=eq))
