@@ -8,7 +8,6 @@ import signal
 import socket
 import threading
 from collections import deque
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,6 +18,7 @@ from tenure.cli.run.guard_process import GuardedCommand, GuardProcess, stop_job
 from tenure.cli.run.processes import adopt_orphans, sees
 from tenure.clock import now
 from tenure.errors import StoreUnavailable, TenureError
+from tenure.values import dataclass, field
 
 if TYPE_CHECKING:
     from tenure import Election, Node, Run, Term
