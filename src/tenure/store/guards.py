@@ -204,6 +204,6 @@ def trigger_of(table: str, event: str) -> str:
 
 
 def _digest(text: str) -> str:
-    import hashlib  # noqa: PLC0415 - it loads OpenSSL, which is only needed here
+    import hashlib  # noqa: PLC0415 - it loads OpenSSL, which a node on SQLite does without
 
     return hashlib.sha256(text.encode()).hexdigest()

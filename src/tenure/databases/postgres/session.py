@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import hashlib
 import logging
 import socket
 from collections.abc import Iterator, Sequence
@@ -364,8 +365,6 @@ def _end_with_sync(pipeline: Any) -> None:
 
 def channel(dialect: Dialect, namespace: str, kind: str) -> str:
     """Return a channel's name. Its length is fixed: LISTEN truncates long names, and NOTIFY refuses them."""
-    import hashlib  # noqa: PLC0415 - it loads OpenSSL, which is only needed here
-
     digest = hashlib.sha256(f"{dialect.prefix}{kind} {namespace}".encode()).hexdigest()
     return f"tenure_{digest[:32]}"
 
