@@ -56,14 +56,16 @@ _SET = (
     _WHO.rstrip()
     + """,
        (select pg_catalog.count(pg_catalog.set_config(wanted.key, wanted.value, false))
-        from pg_catalog.json_each_text(%(settings)s) as wanted where pg_catalog.pg_backend_pid() = %(pid)s),
+        from pg_catalog.json_each_text(%(settings)s) as wanted
+        where pg_catalog.pg_backend_pid() = %(pid)s and not pg_catalog.pg_is_in_recovery()),
        case when pg_catalog.pg_backend_pid() = %(pid)s and pg_catalog.current_setting('synchronous_commit') = 'off'
             then pg_catalog.set_config('synchronous_commit', 'local', false) end,
        pg_catalog.current_setting('tcp_user_timeout')
 """
 )
 """Sets what a connection relies on, unless another process answers than the one that accepted the connection. Then a
-pooler is in between, and its next client would get the settings. A server evaluates the columns from left to right."""
+pooler is in between, and its next client would get the settings. A standby, which is refused, is left as it is. A
+server evaluates the columns from left to right."""
 _WHICH = """
 select oid, datname, pg_catalog.pg_postmaster_start_time() from pg_catalog.pg_database
 where datname = pg_catalog.current_database()
