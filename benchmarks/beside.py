@@ -47,7 +47,7 @@ from benchmarks.peers import FLOOR, OURS, Entrant, Variant, entrants, report, se
 from benchmarks.peers.bench import Bench  # noqa: E402
 from benchmarks.peers.contender import Late  # noqa: E402
 from benchmarks.peers.figures import median, time_of  # noqa: E402
-from benchmarks.starts import STARTS  # noqa: E402
+from benchmarks.starts import STARTS, compile_modules  # noqa: E402
 from tests.support.arguments import at_least, run  # noqa: E402
 
 GROWTH = ((3, 1), (10, 1), (50, 1), (3, 100), (3, 10_000))
@@ -242,6 +242,7 @@ def measure(options: argparse.Namespace) -> report.Report:
 
 def main() -> int:
     options = arguments()
+    compile_modules()
     began = time.time()
     made = measure(options)
     made.seconds = time.time() - began

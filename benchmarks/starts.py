@@ -6,11 +6,14 @@ process is made and stops in the process, when it reads True (`tenure run`: when
 
 from __future__ import annotations
 
+import compileall
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import tenure
 
 SAY = "import time; print(time.clock_gettime_ns(time.CLOCK_BOOTTIME), flush=True)"
 PASS = SAY
@@ -84,6 +87,11 @@ STARTS = [
     ),
 ]
 """Each floor comes before those that are compared with it, on the same server and equally fresh."""
+
+
+def compile_modules() -> None:
+    """Write the bytecode of Tenure's modules, as an installer does: a source tree may lack it."""
+    compileall.compile_dir(Path(tenure.__file__).parent, quiet=1)
 
 
 def floor_of(start: Start) -> Start:

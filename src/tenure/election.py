@@ -50,9 +50,10 @@ class BaseElection(Generic[TermT]):
     @property
     def is_leader(self) -> bool:
         """Whether this node leads, at this moment. No I/O and no lock: a deadline is compared with the clock."""
-        # Written out, as in Holding.valid: applications read this in tight loops, and each call costs a clock read.
+        # Written out, as in Holding.valid: applications read this in tight loops, and each call costs a clock read. In
+        # this form it is the quickest.
         latest = self._candidacy.latest
-        return latest is not None and now() < latest.lease.deadline and latest.reason is None
+        return False if latest is None or latest.lease.deadline <= now() else latest.reason is None
 
     @property
     def term(self) -> TermT | None:

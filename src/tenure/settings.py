@@ -8,7 +8,6 @@ gets an error instead of its own leader.
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import math
@@ -225,6 +224,8 @@ def check_stop_within(seconds: object, settings: NodeSettings) -> float:
 
 def check_callback(callback: Callable[..., object]) -> None:
     """Raise ConfigError if the callback is not a plain function: nothing would await a coroutine."""
+    import inspect  # noqa: PLC0415 - it takes long to load, and most nodes have no callback
+
     if not callable(callback):
         raise ConfigError(f"callback={callback!r} must be a function")
     if any(map(inspect.iscoroutinefunction, (callback, type(callback).__call__))):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import subprocess
+import sys
 import threading
 import time
 
@@ -371,3 +373,20 @@ def test_loop_that_goes_on_while_its_term_stands_is_told_so(store_url):
         next(terms)
         with pytest.raises(ConfigError, match=r"the loop over terms\(\) went on before the term with token 1 was over"):
             next(terms)
+
+
+def test_threads_of_a_node_import_nothing(store_url):
+    """A child that is forked in the middle of an import waits for ever when it imports the same module."""
+    program = """
+import sys, time, tenure
+node = tenure.Node(sys.argv[1], ttl=2)
+before = set(sys.modules)
+with node:
+    election = node.election("role")
+    election.wait(30)
+    time.sleep(1.5)  # renewals, looks, the rehearsal of a takeover
+    election.resign()
+print(*set(sys.modules) - before)
+"""
+    found = subprocess.run([sys.executable, "-c", program, store_url], check=True, capture_output=True, text=True)
+    assert found.stdout.split() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ipaddress
 import logging
@@ -18,6 +19,8 @@ import pytest
 
 import tenure
 from tenure import ConfigError, StoreUnavailable, TenureError
+from tenure.databases.backend import backend_for
+from tenure.settings import node_settings
 from tests.cli.test_cli import Answer
 from tests.conftest import INSTALLATIONS, NO_POSTGRES, missing
 from tests.support.certificates import make_certificate, use_tls
@@ -319,3 +322,29 @@ def test_doctor_says_whether_the_connection_is_encrypted(guarded, url):
         assert (answer.code, answer.err) == (0, "")
         assert re.search(says, answer.out)
         assert PIECE not in answer.out
+
+
+def test_a_connection_has_its_own_settings_whatever_the_database_says(postgres_url):
+    name = postgres_url.rpartition("/")[2]
+    others = {
+        "synchronous_commit": "off",
+        "search_path": "public",
+        "statement_timeout": "1h",
+        "lock_timeout": "1h",
+        "idle_session_timeout": "1h",
+        "default_transaction_isolation": "serializable",
+        "tcp_user_timeout": "1",
+    }
+    for setting, value in others.items():
+        execute(postgres_url, f"alter database {name} set {setting} = '{value}'")
+    with contextlib.closing(backend_for(node_settings(postgres_url, ttl=10)).open_session()) as session:
+        found = {setting: session.connection.execute(f"show {setting}").fetchone()[0] for setting in others}
+    assert found == {
+        "synchronous_commit": "local",
+        "search_path": "pg_catalog",
+        "statement_timeout": "10s",
+        "lock_timeout": "100ms",
+        "idle_session_timeout": "0",
+        "default_transaction_isolation": "read committed",
+        "tcp_user_timeout": "11000",
+    }

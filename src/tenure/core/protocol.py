@@ -12,7 +12,6 @@ promoted server), ``roles``, ``watch_lane`` with ``evidence``, and ``leaders``.
 from __future__ import annotations
 
 import random
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,7 @@ from tenure.core.backoff import Backoff, Throttle
 from tenure.core.confirmation import Confirmation
 from tenure.core.evidence import TURN_S
 from tenure.core.leaders import ObservedLeaders
-from tenure.core.membership import ControlConnection, Membership, Phase, PhaseEvent
+from tenure.core.membership import ControlConnection, Membership, Phase, PhaseEvent, random_uuid
 from tenure.core.options import ProtocolOptions
 from tenure.core.roles import Roles
 from tenure.core.timing import LONG_AGO, NEVER, RETRY_S
@@ -290,7 +289,7 @@ class NodeProtocol:
         # In strict mode no node acts on a sentinel, so there is none, and the node is never in doubt.
         has_sentinel = self._connection.sentinels and self.settings.takeover == "instant"
         member = messages.Member(
-            id=str(uuid.UUID(int=self._chance.getrandbits(128), version=4)),
+            id=random_uuid(self._chance.getrandbits(128)),
             name=self.settings.name,
             ttl=min(self.settings.ttl, self._confirmation.confirmed.ripe_ttl),
             takeover=self.settings.takeover,

@@ -125,12 +125,8 @@ class ControlStore:
         if member.key is not None and not self.sentinel.hold(member.key):
             return messages.Joined(sentinel=False)
         self._key = member.key
-        self.session.run(self.entry(member, request.server), *self._rehearsal(member.id))
+        self.session.run(self.entry(member, request.server))
         return messages.Joined(sentinel=True)
-
-    def _rehearsal(self, member_id: str) -> tuple[Step, ...]:
-        """Return steps that make a later takeover quicker, if the database runs them faster the second time."""
-        return ()
 
     def entry(self, member: messages.Member, server: Server) -> Step:
         """Return the step that inserts a member's row."""

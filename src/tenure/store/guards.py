@@ -13,8 +13,6 @@ SQLite has neither triggers per statement nor variables, so a trigger cannot kno
 
 from __future__ import annotations
 
-import hashlib
-
 from tenure.store import statements
 from tenure.store.dialects import MYSQL, literal
 
@@ -197,9 +195,15 @@ def quoted(name: str) -> str:
 
 def variable_of(namespace: str, role: str) -> str:
     """Return the variable of a session of MariaDB in which the fence notes its term."""
-    return "@tenure_" + hashlib.sha256(f"{namespace}\0{role}".encode()).hexdigest()[:32]
+    return "@tenure_" + _digest(f"{namespace}\0{role}")[:32]
 
 
 def trigger_of(table: str, event: str) -> str:
     """Return the name of a trigger on MariaDB, where the triggers of all tables share one space of names."""
-    return f"tenure_guard_{hashlib.sha256(table.encode()).hexdigest()[:16]}_{event}"
+    return f"tenure_guard_{_digest(table)[:16]}_{event}"
+
+
+def _digest(text: str) -> str:
+    import hashlib  # noqa: PLC0415 - it loads OpenSSL, which a node on SQLite does without
+
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -210,11 +210,10 @@ def check_shape(session: Session) -> None:
 
 def _version(session: Session, mine: int) -> int:
     """Return the version of the tables, or 0 if there are none; raise ConfigError if they are too new."""
-    with session.transaction() as run:
-        version = _read_version(run, session.schema)
-        if version <= mine:
-            return version
-        ((oldest,),) = run(Step("select value from {meta} where name = 'oldest'", {}))[0].rows
+    version = _read_version(session.read, session.schema)
+    if version <= mine:
+        return version
+    ((oldest,),) = session.read(Step("select value from {meta} where name = 'oldest'", {}))[0].rows
     if oldest > mine:
         raise ConfigError(
             f"the tables are of version {version}, which needs a release that knows at least version {oldest}; "

@@ -350,8 +350,8 @@ MUTATIONS = [
         (
             (
                 "core/protocol.py",
-                "id=str(uuid.UUID(int=self._chance.getrandbits(128), version=4))",
-                "id=str(uuid.uuid5(uuid.NAMESPACE_OID, self.settings.name))",
+                "id=random_uuid(self._chance.getrandbits(128))",
+                "id=random_uuid(random.Random(self.settings.name).getrandbits(128))",
             ),
         ),
     ),

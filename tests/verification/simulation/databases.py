@@ -372,9 +372,9 @@ class _Plain:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Run]:
-        yield self._run
+        yield self.read
 
-    def _run(self, *steps: Step) -> list[Rows]:
+    def read(self, *steps: Step) -> list[Rows]:
         return [
             Rows(cursor.fetchall(), cursor.rowcount)
             for step in steps

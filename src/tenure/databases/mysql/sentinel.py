@@ -11,6 +11,7 @@ The lock belongs to the connection, so the server frees it when the process dies
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import time
@@ -43,8 +44,6 @@ class UserLockSentinel:
     """Holds, waits for and reads user-level locks on one connection."""
 
     def __init__(self, session: MySqlSession) -> None:
-        import hashlib  # noqa: PLC0415 - it loads OpenSSL, which is only needed here
-
         self._session = session
         digest = hashlib.sha256(session.database.encode()).hexdigest()
         self._prefix = f"tenure_{digest[:32]}_"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tenure.core import timing
+from tenure.core import messages, timing
 from tenure.databases import backend
 from tenure.databases.connecting import shut_down_socket
 from tenure.databases.postgres.connect import PostgresConnector
@@ -19,14 +19,44 @@ from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.settings import NodeSettings
 from tenure.store import statements
 from tenure.store.dialects import listed
-from tenure.store.session import Step
+from tenure.store.session import Failed, Step
 from tenure.store.watch import NoSentinel, WatchActions, WatchStore
 
 log = logging.getLogger("tenure.backends")
 
 
 class PostgresStore(LockingStore):
-    """The control lane, which runs each statement once in advance: PostgreSQL is quicker the second time."""
+    """The control lane, which runs each statement once in advance: PostgreSQL is quicker the second time.
+
+    It does that once the node has joined and taken what is vacant, so that a start does not take longer.
+    """
+
+    _rehearse_as: str | None = None
+    """The member that has joined here and has not rehearsed yet."""
+
+    def _join(self, request: messages.Join) -> messages.Joined:
+        joined = super()._join(request)
+        self._rehearse_as = request.member.id
+        return joined
+
+    def _renew(self, request: messages.Renew) -> messages.Standing:
+        standing = super()._renew(request)
+        self._rehearse()
+        return standing
+
+    def _tidy(self, request: messages.Tidy) -> messages.Done:
+        """Tidy up, which a node that has just started does as soon as nothing else is due."""
+        done = super()._tidy(request)
+        self._rehearse()
+        return done
+
+    def _rehearse(self) -> None:
+        """Run the steps of a takeover and of a hand-over, once after each join."""
+        member_id, self._rehearse_as = self._rehearse_as, None
+        if member_id is not None:
+            with contextlib.suppress(Failed):  # the request before it has succeeded
+                self.session.run(*self._rehearsal(member_id))
+                self._end(backend.REHEARSAL)
 
     def _rehearsal(self, member_id: str) -> tuple[Step, ...]:
         """Return the steps of a takeover and of a hand-over, with parameters that make them change nothing."""
@@ -97,7 +127,6 @@ class PostgresBackend(backend.Backend):
                 session.be_deaf("the previous connection did not answer, maybe because of too many notifications")
             self._control = session
             session.listen(self._settings.namespace, "vacant")
-            store.perform(backend.REHEARSAL)
         return store, session, replace(opened, sentinels=holds)
 
     def _make_store(self, *given: Any) -> PostgresStore:
@@ -113,6 +142,7 @@ class PostgresBackend(backend.Backend):
     def _open(self, purpose: str, statement_timeout_s: float) -> PostgresSession:
         """Connect a lane; raise PoolerDetected if the mode needs session locks and a pooler shares the session."""
         session = self._connector.open(purpose, statement_timeout_s)
+        session.sleep_through_waits()
         settings = self._settings
         needs_locks = settings.mode in ("hybrid", "lock")
         if session.pooled and (settings.direct_url or needs_locks or self._locks):

@@ -13,6 +13,7 @@ sockets need neither.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import re
 from collections.abc import Callable
@@ -51,7 +52,20 @@ select pg_catalog.pg_backend_pid(),
        pg_catalog.pg_is_in_recovery(),
        pg_catalog.current_setting('synchronous_commit')
 """
-_SET = "select pg_catalog.set_config(%s, %s, false)"
+_SET = (
+    _WHO.rstrip()
+    + """,
+       (select pg_catalog.count(pg_catalog.set_config(wanted.key, wanted.value, false))
+        from pg_catalog.json_each_text(%(settings)s) as wanted
+        where pg_catalog.pg_backend_pid() = %(pid)s and not pg_catalog.pg_is_in_recovery()),
+       case when pg_catalog.pg_backend_pid() = %(pid)s and pg_catalog.current_setting('synchronous_commit') = 'off'
+            then pg_catalog.set_config('synchronous_commit', 'local', false) end,
+       pg_catalog.current_setting('tcp_user_timeout')
+"""
+)
+"""Sets what a connection relies on, unless another process answers than the one that accepted the connection. Then a
+pooler is in between, and its next client would get the settings. A standby, which is refused, is left as it is. A
+server evaluates the columns from left to right."""
 _WHICH = """
 select oid, datname, pg_catalog.pg_postmaster_start_time() from pg_catalog.pg_database
 where datname = pg_catalog.current_database()
@@ -177,15 +191,21 @@ class PostgresConnector(connecting.Connector):
 
     def _session(self, connection: psycopg.Connection[Any], statement_timeout_s: float) -> PostgresSession:
         self._check_kind(connection)
-        backend = ServerProcess(*connection.execute(_WHO).fetchone())  # type: ignore[misc]
+        settings = self._settings(statement_timeout_s, connection.info.server_version)
+        lasting = self._lasting(settings)
+        parameters = {"settings": json.dumps(lasting), "pid": connection.info.backend_pid}
+        *found, _, _, tcp_user_timeout = connection.execute(_SET, parameters).fetchone()  # type: ignore[misc]
+        backend = ServerProcess(*found)
         self.check_primary(connection, in_recovery=backend.in_recovery)
-        settings = self._settings(backend, statement_timeout_s, connection.info.server_version)
         if connection.info.backend_pid != backend.pid:
             connection.prepare_threshold = None
             self._check_pool_mode(connection)
+            if backend.synchronous_commit == "off":
+                settings["synchronous_commit"] = "local"
             return PooledSession(connection, self.dialect, backend, settings)
         connection.prepare_threshold = 0  # the same few statements repeat
-        self._set(connection, settings)
+        if tcp_user_timeout != lasting["tcp_user_timeout"] and not connection.info.host.startswith("/"):
+            log.warning("the server did not accept tcp_user_timeout: a lost network is noticed late")
         return PostgresSession(connection, self.dialect, backend)
 
     def knocker(self, session: PostgresSession) -> Callable[[], str | None]:
@@ -242,8 +262,11 @@ class PostgresConnector(connecting.Connector):
             "transaction there, or give a direct_url= that leads to PostgreSQL itself"
         )
 
-    def _settings(self, backend: ServerProcess, statement_timeout_s: float, version: int) -> dict[str, str]:
-        """Return the settings that every transaction relies on, whatever the server and the role have set."""
+    def _settings(self, statement_timeout_s: float, version: int) -> dict[str, str]:
+        """Return the settings that every transaction relies on, whatever the server and the role have set.
+
+        Besides, ``synchronous_commit`` is not off: a token must not be issued again after a crash.
+        """
         settings = {
             "search_path": "pg_catalog",
             "statement_timeout": f"{round(statement_timeout_s * 1000)}ms",
@@ -255,15 +278,13 @@ class PostgresConnector(connecting.Connector):
             "enable_nestloop": "off",
             "jit": "off",
         }
-        if backend.synchronous_commit == "off":
-            settings["synchronous_commit"] = "local"  # a token must not be issued again after a crash
         if version >= 170000:
             settings["transaction_timeout"] = "0"  # it would end the connection in the middle of a wait
         return settings
 
-    def _set(self, connection: psycopg.Connection[Any], settings: dict[str, str]) -> None:
-        """Set what the connection relies on, for as long as it lasts."""
-        lasting = {
+    def _lasting(self, settings: dict[str, str]) -> dict[str, str]:
+        """Return what a direct connection sets for as long as it lasts."""
+        return {
             **settings,
             "default_transaction_isolation": "read committed",
             "default_transaction_read_only": "off",
@@ -273,13 +294,6 @@ class PostgresConnector(connecting.Connector):
             "plan_cache_mode": "force_generic_plan",
             **self._server_keepalive(),
         }
-        with connection.pipeline():
-            for name, value in lasting.items():
-                connection.execute(_SET, (name, value))
-        if not connection.info.host.startswith("/"):
-            query = "select setting from pg_catalog.pg_settings where name = 'tcp_user_timeout'"
-            if connection.execute(query).fetchone() != (lasting["tcp_user_timeout"],):
-                log.warning("the server did not accept tcp_user_timeout: a lost network is noticed late")
 
     def keepalive(self, session: PostgresSession) -> list[tuple[str, str, str]]:
         """Return each keepalive setting of the server: its name, what a node sets, and what the server accepted."""

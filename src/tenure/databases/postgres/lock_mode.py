@@ -15,6 +15,7 @@ lease and the token of the other modes are for.
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 
 from tenure import clock
@@ -51,8 +52,6 @@ class DerivedLocks(RoleLocks):
         """Until when a lock that was given up is left to others: the server does not show which processes want it."""
 
     def _default(self, role: str) -> int:
-        import hashlib  # noqa: PLC0415 - it loads OpenSSL, which is only needed here
-
         digest = hashlib.sha256(f"tenure {self._namespace}\0{role}".encode()).digest()
         return int.from_bytes(digest[:8], "big", signed=True)
 

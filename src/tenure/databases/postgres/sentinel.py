@@ -182,10 +182,10 @@ class AdvisorySentinel:
     def holds(self) -> bool:
         """Whether advisory locks work: take one and see whether it shows. Look-alikes of PostgreSQL may ignore it."""
         key = random.getrandbits(31)
-        taken = self.hold(key)
-        shows = (key, self._session.pid) in self._held()
-        self.release(key)
-        return taken and shows
+        mine = {"key": key}
+        steps = (Step(_TRY.format(class_id=CLASS_ID), mine), Step(_HELD.format(class_id=CLASS_ID), {}))
+        taken, held, _ = self._session.read(*steps, Step(_RELEASE.format(class_id=CLASS_ID), mine))
+        return bool(taken.rows[0][0]) and (key, self._session.pid) in held.rows
 
     def terminate_silent_member(self, namespace: str, member_id: str, renewals: int | None) -> None:
         """Terminate the connections of a member that has been silent at this count of renewals for its TTL.

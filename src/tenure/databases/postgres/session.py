@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import hashlib
 import logging
 import socket
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tenure import clock
@@ -25,6 +27,8 @@ log = logging.getLogger("tenure.postgres")
 FLOOD_PER_S = 500
 DEAF_S = 60.0
 """Any database user can send notifications: after FLOOD_PER_S in a second, a session does not listen for DEAF_S."""
+WAIT_S = 60.0
+"""How often a lane's thread wakes up while the server works: psycopg needs a number."""
 
 # The commit need not wait for the disk or for a replica: after a crash, nodes check anyway.
 _NOTIFY = "select pg_catalog.pg_notify(:channel, :payload), pg_catalog.set_config('synchronous_commit', 'off', true)"
@@ -288,6 +292,13 @@ class PostgresSession(LaneSession):
         self._fatal = True
         self.abort()
 
+    def sleep_through_waits(self) -> None:
+        """Do not wake up while the server works. psycopg wakes ten times a second, so that Ctrl-C ends a wait.
+
+        This is for the lanes: signals reach only the main thread, and :meth:`abort` ends a wait as well.
+        """
+        self.connection.wait = partial(self.connection.wait, interval=WAIT_S)  # type: ignore[method-assign]
+
     def fileno(self) -> int:
         """Return the descriptor of the connection's socket."""
         return self.connection.fileno()
@@ -359,8 +370,6 @@ def _end_with_sync(pipeline: Any) -> None:
 
 def channel(dialect: Dialect, namespace: str, kind: str) -> str:
     """Return a channel's name. Its length is fixed: LISTEN truncates long names, and NOTIFY refuses them."""
-    import hashlib  # noqa: PLC0415 - it loads OpenSSL, which is only needed here
-
     digest = hashlib.sha256(f"{dialect.prefix}{kind} {namespace}".encode()).hexdigest()
     return f"tenure_{digest[:32]}"
 

@@ -19,7 +19,7 @@ trust while the path names another file, so its trust is over after the silence 
 
 from __future__ import annotations
 
-import secrets
+import os
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class FileUse:
         """Ensure that other nodes see the lock, even if a program has removed its file."""
         while self._pin is not None and not self._files.visible(self._path):
             self._files.unlock(self._path)
-            name = f"{self.file}.{round(self._ttl * 1000)}.{secrets.token_hex(4)}.use"
+            name = f"{self.file}.{round(self._ttl * 1000)}.{os.urandom(4).hex()}.use"
             self._path = self._pin.file.sentinels / name
             try:
                 # Another node may be testing the lock at this moment. The next attempt has another name.
