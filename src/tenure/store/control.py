@@ -205,12 +205,12 @@ class ControlStore:
         )
         with self.session.transaction() as run:
             *_, left = run(*marks, self._step(statements.SUCCESSORS, id=me, limit=NAMED_ROLES + 1))
+            self._unlock_after()
             if len(left.rows) <= NAMED_ROLES:
                 for role, heir in left.rows:
                     self._tell_vacant(me, role, heir)
             else:
                 self._tell("vacant", me)
-            self._unlock_after()
             run(self._step(statements.END_SELF, id=me, reason="left"))
         self.release()
         return messages.Done()

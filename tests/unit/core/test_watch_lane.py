@@ -186,6 +186,12 @@ def test_vacancy_that_a_look_shows_causes_a_renewal_but_not_all_the_time():
     assert Renew in node.kinds(0.6)
 
 
+def test_vacancy_is_checked_at_once_where_no_node_is_notified():
+    node = joined("r", outcomes={Acquire: Acquired()})
+    node.look(0.1, vacancy=True, told=False)
+    assert Renew in node.kinds(0.1)
+
+
 def test_watch_connection_that_cannot_be_opened_is_tried_again_later():
     node = ScriptedNode()
     request = node.protocol.watch(0.0)

@@ -94,6 +94,7 @@ class SimSession:
 
     dialect = DIALECT
     schema = SqliteSchema(DIALECT)
+    notifies = True
 
     def __init__(self, database: SqlDatabase, connection: Connection) -> None:
         self.database = database

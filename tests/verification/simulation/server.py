@@ -257,8 +257,12 @@ class SimServer:
         def begin() -> None:
             read = self.database.begin_look(connection.work, request)
             pause = self.core.between(0, 0.002) if self.split_looks else 0.0
-            finish = lambda: answer(lambda: self.database.finish_look(connection.work, request, read))  # noqa: E731
-            self.core.after(pause, finish)
+
+            def finish() -> messages.Looked:
+                looked = self.database.finish_look(connection.work, request, read)
+                return dataclasses.replace(looked, told=connection.node.listens)
+
+            self.core.after(pause, lambda: answer(finish))
 
         if request.wait_for is not None and request.wait_for in self.locks:
             self._wait(connection, begin, request.seconds, key=request.wait_for)
