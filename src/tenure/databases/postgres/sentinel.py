@@ -171,9 +171,9 @@ class AdvisorySentinel:
         self._session = session
         self._wait_ms = 0
         self.slice_s = timing.SLICE_S
+        """How long a wait may last without being written to the server's log."""
         self._ended_early = False
         """Whether the last wait ended long before its time, although the lock was not freed."""
-        """How long a wait may last without being written to the server's log."""
         self._list_at = timing.LONG_AGO
 
     def hold(self, key: int) -> bool:
