@@ -635,7 +635,8 @@ class PostgresServer(Child):
     def _initdb(self) -> None:
         """Make the data directory: a copy of the one that the first server of this kind has made."""
         made = new_cluster(self.installation, self.account, self.password)
-        if self._spawn(["cp", "-a", made, self.data], stderr=self._log_file).wait(120) != 0:
+        # Its contents: the directory may exist, as the mount of a small disk.
+        if self._spawn(["cp", "-a", f"{made}/.", self.data], stderr=self._log_file).wait(120) != 0:
             raise ServerFailed("no copy could be made:\n" + "\n".join(self.log_lines()))
         identify(self.data)
         over_tcp = "trust" if self.password is None else "scram-sha-256"

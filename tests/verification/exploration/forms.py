@@ -72,7 +72,7 @@ def plain(value: Any) -> Any:
         return tuple([plain(item) for item in value])
     if isinstance(value, set):
         return tuple(sorted(value))
-    if type(value) in MESSAGES and type(value) is not messages.Acquired:
+    if type(value) in MESSAGES and type(value) not in (messages.Acquired, messages.Ended):
         return value
     if dataclasses.is_dataclass(value):
         return (type(value).__name__, *[plain(getattr(value, field.name)) for field in dataclasses.fields(value)])

@@ -39,6 +39,12 @@ class NoAcquireOfMyOwn(ModelStore):
         return role.holder != request.member_id and super()._takeable(role, name, request)
 
 
+class SuccessionInSpiteOfLocks(ModelStore):
+    def _succeed(self, request: messages.End, succession: messages.Succession) -> dict[str, int]:
+        self.locked = tuple
+        return super()._succeed(request, succession)
+
+
 class ResumeAnywhere(ModelStore):
     def _resume(self, request: messages.Resume) -> messages.Standing:
         row = self.tables.members.get(request.member.id)
@@ -126,6 +132,9 @@ SHOWN = {
     "silence shorter than trust": Showing(LEADERS, _in(STRICT, "isolate", ttl=5.0)),
     "no margin between trust and silence": Showing(LEADERS, _in(STRICT, "isolate")),
     "token from the old row": Showing("was given", _in(STRICT, "promotion", settled=False, store=TokenFromTheRow)),
+    "a takeover that ignores open transactions": Showing(
+        "can commit after", _in(INSTANT, "write", "die a", budget=2, store=SuccessionInSpiteOfLocks)
+    ),
     "reused member id": Showing("was used again", _in(INSTANT, "cut")),
     "fence that ignores the incarnation": Showing(
         "the fence lets", _in(INSTANT, "cut a", "promotion", budget=2, tables=FenceAnywhere)
@@ -169,6 +178,8 @@ NOT_SHOWN = {
     "a claim outlives the server that it was for": "the small world has one promotion",
     "every node that sees a death acts at once": "what breaks is a number of requests, in a fleet",
     "every node that sees a vacant role tries for it at once": "what breaks is a number of requests, in a fleet",
+    "every candidate acts on a resignation": "what breaks is a number of requests",
+    "only the named successor takes a role": "what breaks is a bound in time; no node is notified in the small world",
     "only the next member on the ring acts on a death": "what breaks is a bound in time",
     "a member that held nothing is not ended": "what breaks is a bound in time: silence ends it",
     "nodes that a notification made renew together go on doing so": "what breaks is a load, in a fleet",

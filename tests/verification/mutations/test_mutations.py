@@ -532,8 +532,8 @@ MUTATIONS = [
     ),
     Mutation(
         "every node that sees a vacant role tries for it at once",
-        "deaths-in-a-fleet",
-        "attempts instead of at most",
+        "named-successor",
+        "attempts for one role",
         (("core/watch_lane.py", "self._sweep_at = now + TURN_S * (1 + self._spread)", "return True"),),
     ),
     Mutation(
