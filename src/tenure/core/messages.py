@@ -357,8 +357,6 @@ class Looked:
     """Whether some role that the asking member stands for is vacant."""
     slice_s: float = 1.0
     """How long the next wait may last without causing a line in the server's log."""
-    told: bool = True
-    """Whether the server notifies the node that should take a role which falls vacant (R24)."""
 
 
 @dataclass(frozen=True)

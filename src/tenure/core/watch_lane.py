@@ -27,7 +27,6 @@ class WatchLane:
         self._open = False
         self._evidence = Evidence()
         self._slice_s = timing.SLICE_S
-        self._spread = 0.0
         self._sweep_at = timing.NEVER
         """When to try for a role that a look has shown as vacant."""
         self._unblock_at = timing.LONG_AGO
@@ -88,8 +87,7 @@ class WatchLane:
         if isinstance(answer, messages.Watching):
             self._open = True
             self.look_at_once = True
-            self._spread = self._retry.drawn()
-            self._evidence = Evidence(self._spread)
+            self._evidence = Evidence(spread=self._retry.drawn())
         elif isinstance(request, messages.Look) and isinstance(answer, messages.Looked) and me is not None:
             # A look that was under way when the node joined, or stood for one more role, does not count.
             if request.member_id == me and (len(request.roles) == LOOKED_AT or {*wanted} <= {*request.roles}):
@@ -143,10 +141,7 @@ class WatchLane:
         self._judge(self._evidence.look(looked, me, now))
         if not looked.vacancy:
             self._sweep_at = timing.NEVER
-        # The node that ended the last holder, or was told, is about to take the role: the others leave it a moment.
-        elif self._sweep_at == timing.NEVER and looked.told:
-            self._sweep_at = now + TURN_S * (1 + self._spread)
-        elif now >= self._sweep_at or self._sweep_at == timing.NEVER:
+        elif self._sweep_at == timing.NEVER or now >= self._sweep_at:
             self._sweep_at = now + SOON_S
             return True
         return False

@@ -87,8 +87,6 @@ class Session(abc.ABC):
     """When the server was started, as far as that matters."""
     encoding = "utf-8"
     """The encoding in which the database stores text, as a Python codec."""
-    notifies = False
-    """Whether nodes on this database receive notifications."""
     unreplicated = False
     """Whether the last transaction was committed without the replica that its commit should have waited for."""
     _server: Server | None = None

@@ -107,7 +107,7 @@ class WatchStore:
         mine = {"namespace": self.namespace, "id": request.member_id}
         roster = Step(watch_statements.ROSTER, {**mine, "reach": request.reach, "names": listed(request.roles)})
         members, vacancy = self._survey(request, roster, Step(watch_statements.ANY_VACANCY, mine))
-        return messages.Looked(server, members, bool(vacancy.rows), self.watcher.slice_s(), self.session.notifies)
+        return messages.Looked(server, members, bool(vacancy.rows), self.watcher.slice_s())
 
     def _survey(self, request: messages.Look, roster: Step, vacancy: Step) -> tuple[tuple[Sighting, ...], Result]:
         """Wait, then read. Return the members and the other step's result."""

@@ -177,19 +177,11 @@ def test_transactions_that_keep_a_role_locked_are_ended_now_and_then():
 def test_vacancy_that_a_look_shows_causes_a_renewal_but_not_all_the_time():
     node = joined("r", outcomes={Acquire: Acquired()})
     node.look(0.1, vacancy=True)
-    assert Renew not in node.kinds(0.1), "the node that caused the vacancy comes first"
-    node.look(0.3, vacancy=True)
-    assert Renew in node.kinds(0.3)
-    node.look(0.4, vacancy=True)
-    assert Renew not in node.kinds(0.4)
-    node.look(0.6, vacancy=True)
-    assert Renew in node.kinds(0.6)
-
-
-def test_vacancy_is_checked_at_once_where_no_node_is_notified():
-    node = joined("r", outcomes={Acquire: Acquired()})
-    node.look(0.1, vacancy=True, told=False)
     assert Renew in node.kinds(0.1)
+    node.look(0.2, vacancy=True)
+    assert Renew not in node.kinds(0.2)
+    node.look(0.4, vacancy=True)
+    assert Renew in node.kinds(0.4)
 
 
 def test_watch_connection_that_cannot_be_opened_is_tried_again_later():

@@ -177,7 +177,6 @@ NOT_SHOWN = {
     "a late claim takes a role from its new leader": "the small world has no request that outlasts the largest TTL",
     "a claim outlives the server that it was for": "the small world has one promotion",
     "every node that sees a death acts at once": "what breaks is a number of requests, in a fleet",
-    "every node that sees a vacant role tries for it at once": "what breaks is a number of requests, in a fleet",
     "every candidate acts on a resignation": "what breaks is a number of requests",
     "only the named successor takes a role": "what breaks is a bound in time; no node is notified in the small world",
     "only the next member on the ring acts on a death": "what breaks is a bound in time",

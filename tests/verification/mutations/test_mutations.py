@@ -109,8 +109,8 @@ MUTATIONS = [
             ),
             (
                 "core/watch_lane.py",
-                "            self._evidence = Evidence(self._spread)\n",
-                "            self._evidence._spread = self._spread\n",
+                "            self._evidence = Evidence(spread=self._retry.drawn())\n",
+                "            self._evidence._spread = self._retry.drawn()\n",
             ),
         ),
     ),
@@ -529,12 +529,6 @@ MUTATIONS = [
         "deaths-in-a-fleet",
         "knocks instead of at most",
         (("core/evidence.py", "        if self._spread is None:\n", "        if True:\n"),),
-    ),
-    Mutation(
-        "every node that sees a vacant role tries for it at once",
-        "named-successor",
-        "attempts for one role",
-        (("core/watch_lane.py", "self._sweep_at = now + TURN_S * (1 + self._spread)", "return True"),),
     ),
     Mutation(
         "every candidate acts on a resignation",

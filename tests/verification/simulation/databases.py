@@ -94,7 +94,6 @@ class SimSession:
 
     dialect = DIALECT
     schema = SqliteSchema(DIALECT)
-    notifies = True
 
     def __init__(self, database: SqlDatabase, connection: Connection) -> None:
         self.database = database

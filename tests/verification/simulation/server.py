@@ -257,12 +257,8 @@ class SimServer:
         def begin() -> None:
             read = self.database.begin_look(connection.work, request)
             pause = self.core.between(0, 0.002) if self.split_looks else 0.0
-
-            def finish() -> messages.Looked:
-                looked = self.database.finish_look(connection.work, request, read)
-                return dataclasses.replace(looked, told=connection.node.listens)
-
-            self.core.after(pause, lambda: answer(finish))
+            finish = lambda: answer(lambda: self.database.finish_look(connection.work, request, read))  # noqa: E731
+            self.core.after(pause, finish)
 
         if request.wait_for is not None and request.wait_for in self.locks:
             self._wait(connection, begin, request.seconds, key=request.wait_for)

@@ -71,7 +71,6 @@ class PipelinedResult:
 class PostgresSession(LaneSession):
     """One connection of the node."""
 
-    notifies = True
     pooled = False
     """Whether the connection leads through a pooler, so that the server's process behind it may change."""
 
@@ -320,7 +319,6 @@ class PooledSession(PostgresSession):
     is still the same server; if not, the session is gone.
     """
 
-    notifies = False
     pooled = True
 
     def __init__(
