@@ -359,16 +359,15 @@ def test_successor_of_several_roles_is_woken_once(mariadb_server, mariadb_url):
 
 
 def test_resignation_that_fails_wakes_nobody_later(mariadb_server, mariadb_url):
-    with Desk(mariadb_url) as leader, Desk(mariadb_url) as candidate:
-        with waiting(candidate, leader):
-            before = kills(mariadb_server)
-            for attempt in (leader.session.run, in_one_transaction(leader.session)):
-                leader.session.tell(leader.settings.namespace, f"vacant {leader.id}>{candidate.id} r")
-                with pytest.raises(Failed):
-                    attempt(Step("select 1 from no_such_table", {}))
-            leader.session.run(Step("select 1", {}))
-            assert kills(mariadb_server) == before
-            leader.store.release()
+    with Desk(mariadb_url) as leader, Desk(mariadb_url) as candidate, waiting(candidate, leader):
+        before = kills(mariadb_server)
+        for attempt in (leader.session.run, in_one_transaction(leader.session)):
+            leader.session.tell(leader.settings.namespace, f"vacant {leader.id}>{candidate.id} r")
+            with pytest.raises(Failed):
+                attempt(Step("select 1 from no_such_table", {}))
+        leader.session.run(Step("select 1", {}))
+        assert kills(mariadb_server) == before
+        leader.store.release()
 
 
 def in_one_transaction(session):
