@@ -114,7 +114,7 @@ limit 1
 
 LOCK_LEFT = """
 select r.name from {roles} r
-where r.namespace = :namespace and r.holder in {listed} and exists (
+where r.namespace = :namespace and r.holder {in_few} {listed} {end_few} and exists (
     select 1 from {candidates} c where c.namespace = r.namespace and c.role = r.name and c.member_id = :id)
 order by r.name {skip_locked}
 """
