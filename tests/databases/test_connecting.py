@@ -19,14 +19,16 @@ import pytest
 
 import tenure
 from tenure import ConfigError, StoreUnavailable, TenureError
+from tenure.core import messages
 from tenure.databases.backend import backend_for
 from tenure.settings import node_settings
+from tenure.store.session import Step
 from tests.cli.test_cli import Answer
 from tests.conftest import INSTALLATIONS, NO_POSTGRES, missing
 from tests.support.certificates import make_certificate, use_tls
 from tests.support.secrets import CANARY, PIECE, assert_untold, ways_in
 from tests.support.servers import PostgresServer
-from tests.support.store_by_hand import Nodes, execute, until
+from tests.support.store_by_hand import Desk, Nodes, execute, until
 
 pytestmark = pytest.mark.xdist_group("connecting")  # one server for all of them
 
@@ -348,3 +350,22 @@ def test_a_connection_has_its_own_settings_whatever_the_database_says(postgres_u
         "default_transaction_isolation": "read committed",
         "tcp_user_timeout": "11000",
     }
+
+
+def test_takeover_reads_no_whole_table_even_if_its_plan_was_made_while_the_tables_were_small(every_postgres_url):
+    """The plan is kept when thousands of roles come: then it took quadratic time until the server analysed again."""
+    with Desk(every_postgres_url) as desk:
+        desk.lead("r")
+        execute(every_postgres_url, "analyze")
+        for step in desk.store._rehearsal(desk.id):
+            plan = "\n".join(line for (line,) in desk.session.read(step._replace(text=f"explain {step.text}"))[0].rows)
+            assert "Seq Scan" not in plan
+
+
+def test_takeover_is_rehearsed_on_a_new_connection_of_the_same_member(postgres_url):
+    with Desk(postgres_url) as first, Desk(postgres_url, join=False) as second:
+        second.ask(messages.Renew(first.id))
+        known = {
+            text for (text,) in second.session.read(Step("select statement from pg_prepared_statements", {}))[0].rows
+        }
+        assert any('update "tenure".roles as r' in text for text in known)

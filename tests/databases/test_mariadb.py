@@ -341,6 +341,82 @@ def test_resignation_ends_the_wait_of_the_successor(mariadb_url):
             assert found.get(timeout=20).vacancy
 
 
+def kills(server):
+    return int(dict(server.execute("show global status like 'Com_kill'"))["Com_kill"])
+
+
+def test_successor_of_several_roles_is_woken_once(mariadb_server, mariadb_url):
+    """The second time would hit the look that the first has caused."""
+    with Desk(mariadb_url) as leader, Desk(mariadb_url) as candidate:
+        leader.acquire("a", "b", "c")
+        candidate.stand("a", "b", "c")
+        before = kills(mariadb_server)
+        with waiting(candidate, leader) as found:
+            leader.ask(messages.Leave(leader.id))
+            assert found.get(timeout=20).vacancy
+        assert kills(mariadb_server) == before + 1
+
+
+def test_resignation_that_fails_wakes_nobody_later(mariadb_server, mariadb_url):
+    with Desk(mariadb_url) as leader, Desk(mariadb_url) as candidate, waiting(candidate, leader):
+        before = kills(mariadb_server)
+        for attempt in (leader.session.run, in_one_transaction(leader.session)):
+            leader.session.tell(leader.settings.namespace, f"vacant {leader.id}>{candidate.id} r")
+            with pytest.raises(Failed):
+                attempt(Step("select 1 from no_such_table", {}))
+        leader.session.run(Step("select 1", {}))
+        assert kills(mariadb_server) == before
+        leader.store.release()
+
+
+def in_one_transaction(session):
+    def run(step):
+        with session.transaction() as run:
+            run(step)
+
+    return run
+
+
+def test_look_that_is_ended_instead_of_the_wait_before_it_is_repeated(mariadb_url):
+    """Without that, the next look would come after another wait."""
+    with Desk(mariadb_url) as candidate, connected(mariadb_url) as other, ThreadPoolExecutor() as pool:
+        watch, session = candidate.backend.open_watch()
+        with contextlib.closing(session):
+            session.server()
+            other.execute("lock tables tenure_members write")
+            found = pool.submit(watch.perform, messages.Look(candidate.id, None, 0.0, 4))
+            waits = (
+                f"select 1 from information_schema.processlist where id = {session.pid} and state like 'Waiting for%'"
+            )
+            until(lambda: execute(mariadb_url, waits), "the look waits for the table")
+            execute(mariadb_url, f"kill query {session.pid}")
+            other.execute("unlock tables")
+            assert found.result(20).members == ()
+
+
+def test_watch_connection_gets_every_answer_whenever_its_statements_are_ended(mariadb_url):
+    """MariaDB does not answer the rest of a packet if the statement before was ended just as it was done."""
+    with Desk(mariadb_url) as other, Desk(mariadb_url) as candidate, ThreadPoolExecutor() as pool:
+        watch, session = candidate.backend.open_watch()
+        key, stop = other.store._key, threading.Event()
+
+        def look():
+            while not stop.is_set():
+                with contextlib.suppress(Failed):
+                    watch.perform(messages.Look(candidate.id, key, 0.002, 4))
+
+        with contextlib.closing(session):
+            looks = pool.submit(look)
+            ended = time.monotonic() + 3
+            while time.monotonic() < ended:
+                other.session.read(Step("kill query :pid", {"pid": session.pid}))
+            stop.set()
+            try:
+                looks.result(5)
+            finally:
+                session.abort()
+
+
 def test_request_to_resign_ends_the_wait_of_the_leader(mariadb_url):
     with Desk(mariadb_url, namespace="default") as leader, Desk(mariadb_url, namespace="default") as candidate:
         leader.lead("r")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from dataclasses import replace
 
@@ -98,6 +99,21 @@ def test_dead_member_is_succeeded_in_one_transaction(store_url):
         began = "select member_id, member_name from {terms} where token = 100"
         assert rows(desk, began) == [(desk.id, "successor")]
         assert held(desk) == {"mine too": 100}
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_resignation_names_the_member_with_the_reservation_only_if_that_lives(postgres_url, lives):
+    with Desk(postgres_url) as leader, Desk(postgres_url) as candidate, Desk(postgres_url) as reserved:
+        token = leader.lead("r").token
+        candidate.stand("r")
+        reserved.stand("r")
+        if not lives:
+            assert leader.end(reserved.id)
+        assert leader.ask(messages.Vacate(leader.id, "r", token, reserved.id)).done
+        never, waker = socket.socketpair()
+        with never, waker:
+            heir = reserved if lives else candidate
+            assert candidate.session.idle(waker, 20) == [f"vacant {leader.id}>{heir.id} r"]
 
 
 def test_member_that_lives_on_is_not_succeeded(store_url):

@@ -204,7 +204,7 @@ class ControlStore:
             self._step(statements.MARK_RESIGNED, id=me, role=role, token=token) for role, token in request.given_up
         )
         with self.session.transaction() as run:
-            *_, left = run(*marks, self._step(statements.SUCCESSORS, id=me, limit=NAMED_ROLES + 1))
+            *_, left = run(*marks, self._step(statements.SUCCESSORS, id=me, reserved_for=None, limit=NAMED_ROLES + 1))
             self._unlock_after()
             if len(left.rows) <= NAMED_ROLES:
                 for role, heir in left.rows:
@@ -361,19 +361,19 @@ class ControlStore:
     def _vacate(self, request: messages.Vacate) -> messages.Vacated:
         """Vacate the role. If fenced transactions are open, only mark the term, so that no new one begins."""
         term: dict[str, Any] = {"id": request.member_id, "role": request.role, "token": request.token}
+        reserved: dict[str, Any] = {"reserved_for": request.reserved_for}
         with self.session.transaction() as run:
             _, free, mine, successor = run(
                 self._step(statements.MARK_RESIGNED, **term),
                 self._step(statements.LOCK_FREE, names=listed((request.role,))),
                 self._step(statements.MINE, **term),
-                self._step(statements.SUCCESSOR, id=request.member_id, role=request.role),
+                self._step(statements.SUCCESSOR, id=request.member_id, role=request.role, **reserved),
             )
             if mine.rows and not free.rows:
                 return messages.Vacated(done=False)
-            run(self._step(statements.VACATE, reserved_for=request.reserved_for, **term))
+            run(self._step(statements.VACATE, **reserved, **term))
             self._unlock_after(request.role)
-            heir = request.reserved_for or next((heir for _, heir in successor.rows), None)
-            self._tell_vacant(request.member_id, request.role, heir)
+            self._tell_vacant(request.member_id, request.role, next((heir for _, heir in successor.rows), None))
         return messages.Vacated(done=True)
 
     def _tell_vacant(self, me: str, role: str, heir: str | None) -> None:

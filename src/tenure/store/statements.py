@@ -114,7 +114,7 @@ limit 1
 
 LOCK_LEFT = """
 select r.name from {roles} r
-where r.namespace = :namespace and r.holder in {listed} and exists (
+where r.namespace = :namespace and r.holder {in_few} {listed} {end_few} and exists (
     select 1 from {candidates} c where c.namespace = r.namespace and c.role = r.name and c.member_id = :id)
 order by r.name {skip_locked}
 """
@@ -189,10 +189,12 @@ select r.name, (
     select c.member_id from {candidates} c join {members} m on m.id = c.member_id and m.ended_at is null
     where c.namespace = r.namespace and c.role = r.name and c.member_id <> :id
       and m.control_pid <> 0 and m.takeover <> 'manual'
-    order by case when c.member_id {bytewise} > :id then 0 else 1 end, c.member_id {bytewise} limit 1)
+    order by case when c.member_id = :reserved_for then 0 when c.member_id {bytewise} > :id then 1 else 2 end,
+             c.member_id {bytewise} limit 1)
 from {roles} r where r.namespace = :namespace and r.holder = :id
 """
-"""Roles of a member, and for each the candidate that should take it: the next one on the ring that hears it (R24)."""
+"""Roles of a member, and for each the candidate that should take it: the one for whom it is reserved, if that lives, or
+else the next one on the ring; and in any case one that hears it (R24)."""
 
 SUCCESSOR = _SUCCESSOR + "  and r.name = :role\n"
 SUCCESSORS = _SUCCESSOR + "order by r.name limit :limit\n"

@@ -9,10 +9,9 @@ from typing import Any
 from tenure.core import timing
 from tenure.databases import backend
 from tenure.databases.mysql.connect import MySqlConnector
-from tenure.databases.mysql.sentinel import UserLockActions, UserLockSentinel
+from tenure.databases.mysql.sentinel import UserLockActions, UserLockSentinel, UserLockWatch
 from tenure.databases.mysql.session import MySqlSession, cut
 from tenure.settings import NodeSettings
-from tenure.store.watch import WatchStore
 
 WATCH_SPARE_S = 60
 """How much longer than a control connection the server keeps a watch connection, which may have nothing to do."""
@@ -44,9 +43,10 @@ class MySqlBackend(backend.Backend):
         with backend.closing_on_error(session):
             self._connector.set_statement_timeout(session, timing.SLICE_S + self._settings.renew_every)
             self._connector.set_idle_timeout(session, WATCH_SPARE_S)
+            session.one_by_one = True
             sentinel = UserLockSentinel(session)
         watcher, knock = UserLockActions(sentinel), lambda: self._connector.knock(session)
-        return WatchStore(session, sentinel, watcher, self._settings.namespace, knock), session
+        return UserLockWatch(session, sentinel, watcher, self._settings.namespace, knock), session
 
     def open_session(self) -> MySqlSession:
         session = self._connector.open("registry")

@@ -3,7 +3,7 @@
 The lock belongs to the connection, so the server frees it when the process dies. The differences from PostgreSQL:
 
 - A lock's name is valid on the whole server, so it identifies the database. It has at most 64 characters.
-- There is no shared mode. A waiter is granted the lock for a moment and releases it in the same packet, so nothing
+- There is no shared mode. A waiter is granted the lock for a moment and releases it in the same statement, so nothing
   stays held whatever becomes of the waiter. A look in that moment sees the lock as held; the next look does not.
 - A connection may end other connections of its database user without any privilege, but cannot see what they wait
   for. So a transaction that keeps a role locked is ended by its own bound only.
@@ -16,12 +16,15 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tenure import clock
-from tenure.databases.mysql.session import MySqlSession
+from tenure.core import messages
+from tenure.core.messages import Sighting
+from tenure.databases.mysql.session import TRIES, MySqlSession
 from tenure.store.dialects import listed
-from tenure.store.session import Failed, Step
-from tenure.store.watch import WatchActions
+from tenure.store.session import Failed, Result, Step
+from tenure.store.watch import WatchActions, WatchStore
 
 log = logging.getLogger("tenure.user_locks")
 
@@ -104,10 +107,9 @@ class UserLockSentinel:
 
     def wait(self, key: int, seconds: float) -> None:
         """Wait until the lock is free, or until another node ends the wait because a role is vacant (R24)."""
-        name = {"name": self.name(key)}
-        wait = Step("do get_lock(:name, :seconds)", {**name, "seconds": seconds})
+        wait = "do if(get_lock(:name, :seconds), release_lock(:name), 0)"
         try:
-            self._session.read(wait, Step("do release_lock(:name)", name))
+            self._session.read(Step(wait, {"name": self.name(key), "seconds": seconds}))
         except Failed as error:
             if not _is(error, INTERRUPTED):
                 raise
@@ -122,6 +124,22 @@ class UserLockSentinel:
 def _is(failure: Failed, number: int) -> bool:
     """Whether the server gave this number for a failure."""
     return failure.__cause__ is not None and failure.__cause__.args[:1] == (number,)
+
+
+class UserLockWatch(WatchStore):
+    """The watch lane, on a connection where another node may end a statement because a role is vacant (R24)."""
+
+    def _survey(self, request: messages.Look, roster: Step, vacancy: Step) -> tuple[tuple[Sighting, ...], Result]:
+        """Wait, then read. If that was meant to end the wait, and came too late, read again: the role may be missed."""
+        if request.wait_for is not None:
+            self.sentinel.wait(request.wait_for, request.seconds)
+        for last in (*[False] * (TRIES - 1), True):
+            try:
+                return super()._survey(replace(request, wait_for=None), roster, vacancy)
+            except Failed as error:
+                if last or not _is(error, INTERRUPTED):
+                    raise
+        raise AssertionError
 
 
 class UserLockActions(WatchActions):

@@ -74,7 +74,10 @@ class MySqlSession(LaneSession):
     def __init__(self, connection: Any) -> None:
         """Use an open connection in autocommit mode."""
         self.connection = connection
-        self._to_wake: list[str] = []
+        self.one_by_one = False
+        """Whether to send each query by itself, because another node may end one of them (R24). After KILL QUERY
+        between two statements of a packet, MariaDB never answers the second one."""
+        self._to_wake: set[str] = set()
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Run]:
@@ -98,6 +101,7 @@ class MySqlSession(LaneSession):
                 waiting.append(("commit", None))
                 fetch()
             except BaseException:
+                self._to_wake.clear()
                 self._roll_back()
                 raise
         self._wake()
@@ -113,23 +117,27 @@ class MySqlSession(LaneSession):
                 except Exception as error:
                     self._roll_back()
                     if last or error.args[:1] != (DEADLOCK,):
+                        self._to_wake.clear()
                         raise
         raise AssertionError
 
     def read(self, *steps: Step) -> Sequence[Result]:
-        """Run some queries in order, in one round trip."""
+        """Run some queries in order, in one round trip unless each is sent by itself."""
+        texts = [self._filled(step) for step in steps]
         with self._translated():
-            return self._query(*map(self._filled, steps))
+            if self.one_by_one:
+                return [self._query(text)[0] for text in texts]
+            return self._query(*texts)
 
     def tell(self, namespace: str, payload: str, where: Step | None = None) -> None:
         """Wake the member that the notification names, after the commit (R24). MariaDB cannot tell it anything."""
         heir = payload.split(" ")[1].partition(">")[2]
         if heir:
-            self._to_wake.append(heir)
+            self._to_wake.add(heir)
 
     def _wake(self) -> None:
         """End the wait on the watch connection of some members, so that they look at once. Best effort."""
-        members, self._to_wake = self._to_wake, []
+        members, self._to_wake = self._to_wake, set()
         for member_id in members:
             with contextlib.suppress(Failed):
                 for (pid,) in self.read(Step(_WATCH, {"id": member_id, "started": self.started}))[0].rows:

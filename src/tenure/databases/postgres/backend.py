@@ -31,29 +31,30 @@ class PostgresStore(LockingStore):
     It does that once the node has joined and taken what is vacant, so that a start does not take longer.
     """
 
-    _rehearse_as: str | None = None
-    """The member that has joined here and has not rehearsed yet."""
+    _joined = ""
+    """The member that has joined on this connection. One that joined on an earlier connection renews here first."""
+    _rehearsed = False
 
     def _join(self, request: messages.Join) -> messages.Joined:
         joined = super()._join(request)
-        self._rehearse_as = request.member.id
+        self._joined = request.member.id
         return joined
 
     def _renew(self, request: messages.Renew) -> messages.Standing:
         standing = super()._renew(request)
-        self._rehearse()
+        self._rehearse(request.member_id)
         return standing
 
     def _tidy(self, request: messages.Tidy) -> messages.Done:
         """Tidy up, which a node that has just started does as soon as nothing else is due."""
         done = super()._tidy(request)
-        self._rehearse()
+        self._rehearse(self._joined)
         return done
 
-    def _rehearse(self) -> None:
-        """Run the steps of a takeover and of a hand-over, once after each join."""
-        member_id, self._rehearse_as = self._rehearse_as, None
-        if member_id is not None:
+    def _rehearse(self, member_id: str) -> None:
+        """Run the steps of a takeover and of a hand-over, once on each connection."""
+        if not self._rehearsed:
+            self._rehearsed = True
             with contextlib.suppress(Failed):  # the request before it has succeeded
                 self.session.run(*self._rehearsal(member_id))
                 self._end(backend.REHEARSAL)

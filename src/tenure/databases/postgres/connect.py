@@ -276,6 +276,8 @@ class PostgresConnector(connecting.Connector):
             "idle_in_transaction_session_timeout": f"{round(timing.server_patience(self._ttl) * 1000)}ms",
             # New tables have no statistics, and nested loops over thousands of roles take quadratic time.
             "enable_nestloop": "off",
+            # A plan that was made while the tables were small is kept until the server analyses them again.
+            "enable_seqscan": "off",
             "jit": "off",
         }
         if version >= 170000:
