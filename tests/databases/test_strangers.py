@@ -245,8 +245,8 @@ def test_node_listens_again_when_the_flood_is_over(postgres_url, stranger_url, m
     monkeypatch.setattr("tenure.databases.postgres.session.DEAF_S", 0.2)
     heard = []
 
-    def hear(protocol, kind, role, now):
-        heard.append(role)
+    def hear(protocol, note, now):
+        heard.append(note.rpartition(" ")[2])
 
     monkeypatch.setattr(NodeProtocol, "notified", hear)
     with Nodes(postgres_url) as nodes, connected(stranger_url, autocommit=True) as stranger:
