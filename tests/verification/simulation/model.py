@@ -342,7 +342,7 @@ class ModelStore:
         term, role = self.tables.terms.get((request.role, request.token)), self.tables.roles.get(request.role)
         if term and term.member_id == request.member_id:
             term.resigned = True
-        heir = request.reserved_for or self._successor(request.member_id, request.role)
+        heir = self._successor(request.member_id, request.role, request.reserved_for)
         if role and (role.token, role.holder) == (request.token, request.member_id):
             if request.role in self.locked():
                 return messages.Vacated(done=False)
@@ -351,13 +351,15 @@ class ModelStore:
         self._tell_vacant(request.member_id, request.role, heir)
         return messages.Vacated(done=True)
 
-    def _successor(self, me: str, role: str) -> str | None:
-        """The candidate that a notification names: the next one on the ring."""
+    def _successor(self, me: str, role: str, reserved_for: str | None = None) -> str | None:
+        """The living candidate that a notification names: the one with the reservation, or the next on the ring."""
         tables = self.tables
         if role not in tables.roles or tables.roles[role].holder != me:
             return None
         others = [member for name, member in tables.candidates if name == role and member != me]
-        return min(filter(tables.lives, others), key=lambda member: (member < me, member), default=None)
+        return min(
+            filter(tables.lives, others), key=lambda member: (member != reserved_for, member < me, member), default=None
+        )
 
     def _tell_vacant(self, me: str, role: str, heir: str | None) -> None:
         self.tell(f"vacant {me}>{heir} {role}" if heir else f"vacant {me} {role}")
