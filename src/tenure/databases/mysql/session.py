@@ -59,8 +59,12 @@ class LaterResult:
         return self.fetched
 
 
-_WATCH = "select watch_pid from {members} where id = :id and watch_start = :started and ended_at is null"
-"""A server never gives the number of a connection twice, so no other connection can be meant."""
+_WATCH = """
+select watch_pid from {members}
+where id = :id and watch_start = :started and ended_at is null and left(version, 4) <> '0.1.'
+"""
+"""A server never gives the number of a connection twice, so no other connection can be meant. Nodes of release 0.1 send
+several statements together, and could hang."""
 
 
 class MySqlSession(LaneSession):
