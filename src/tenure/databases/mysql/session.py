@@ -31,6 +31,9 @@ OVER = (1053, 1290, 1836, 1927, 2006, 2013, 2014, 2055, 4031)
 def load() -> Any:
     """Import PyMySQL, or raise an error that names the extra to install."""
     try:
+        # The first connection would load the codec of host names, in a thread of the node.
+        import encodings.idna  # noqa: F401, PLC0415
+
         import pymysql  # noqa: PLC0415
     except ImportError:
         raise ConfigError("MariaDB and MySQL need PyMySQL: pip install 'tenure[mysql]'") from None
