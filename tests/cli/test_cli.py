@@ -283,7 +283,7 @@ def test_history_shows_reasons_and_gaps(store_url):
         header, newest, oldest = tell("history", "r", url=store_url).lines
         assert header == ["TOKEN", "LEADER", "BEGAN", "LASTED", "ENDED", "GAP BEFORE"]
         assert (newest[:2], newest[4]) == (["2", "standby"], "goes on")
-        assert re.fullmatch(r"[\d.]+ m?s", newest[5])
+        assert re.fullmatch(r"\d+ ms|\d\.\d ms|\d+\.\d s", newest[5])
         assert (oldest[:2], oldest[4:]) == (["1", "leader"], ["resigned", "-"])
         (only,) = json.loads(tell("history", "r", "--limit", "1", "--json", url=store_url).out)
         assert (only["token"], only["gap"] is not None) == (2, True)

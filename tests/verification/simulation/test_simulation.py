@@ -17,7 +17,7 @@ from tenure.store import tidying
 from tests.verification.simulation.core import Violation
 from tests.verification.simulation.oracles import Oracles
 from tests.verification.simulation.runner import Outcome, run
-from tests.verification.simulation.scenarios import BOUNDS, CHAOS, FLEETS, STORIES
+from tests.verification.simulation.scenarios import ALL, BOUNDS, CHAOS, FLEETS, STORIES
 from tests.verification.simulation.simulation import Simulation
 
 ROOT = Path(__file__).parents[3]
@@ -143,9 +143,8 @@ def test_the_command_line_runs_seeds_and_replays_one() -> None:
         command = [sys.executable, "-m", "tests.verification.simulation", *arguments]
         return subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
 
-    # The program is what is tested here: 16 seeds are two of its portions for a process, with two of real SQL.
-    many = simulate("--seeds", "16", "--processes", "2")
-    assert "16 seeds, 0 violations" in many.stdout, many.stdout + many.stderr
+    many = simulate("--seeds", str(2 * len(ALL)), "--processes", "1")
+    assert f"{2 * len(ALL)} seeds, 0 violations" in many.stdout, many.stdout + many.stderr
     assert many.returncode == 0
     one = simulate("--seed", "3", "--scenario", "crash-instant")
     assert "Elected" in one.stdout
