@@ -20,7 +20,7 @@ import click
 import tenure
 from tenure import testing
 from tenure.cli import COMMANDS, main
-from tenure.store import forgetting, job_statements, statements
+from tenure.store import forgetting, job_statements, manual_statements, statements
 
 SOURCE = Path(tenure.__file__).parent
 DATABASES = ("postgresql", "mysql", "sqlite")
@@ -53,7 +53,9 @@ def lines() -> Iterator[str]:
         tables = tenure.tables_sql(database=database)
         yield f"tables_sql({database!r}) {_digest(tables if isinstance(tables, str) else ';'.join(tables))}"
         yield f"fence_sql('role', {database!r}) {_digest(tenure.fence_sql('role', database=database))}"
-    for name, text in sorted((vars(statements) | vars(job_statements) | vars(forgetting)).items()):
+    for name, text in sorted(
+        (vars(statements) | vars(manual_statements) | vars(job_statements) | vars(forgetting)).items()
+    ):
         if name.isupper():
             yield f"{name} {_digest(repr(text))}"
 

@@ -11,7 +11,7 @@ import pytest
 import tenure
 from tenure.core import messages
 from tenure.fence.fence import fence
-from tenure.store import statements
+from tenure.store import manual_statements, statements
 from tenure.store.control import listed
 from tenure.store.session import Step
 from tests.cli.test_cli import Answer, tell
@@ -116,7 +116,7 @@ def test_node_that_begins_to_stand_while_its_role_is_forgotten_leads_it(store_ur
         candidacy = {"namespace": "default", "id": late.id, "names": listed(("old",))}
         with late.session.transaction() as run:
             stand = Step(statements.ADD_CANDIDACIES, candidacy)
-            _, stands = run(stand, Step(statements.STANDS, candidacy | {"role": "old"}))
+            _, stands = run(stand, Step(manual_statements.STANDS, candidacy | {"role": "old"}))
             assert stands.rows, "it is sent"
             forgetting = pool.submit(registry.forget_role, "old")
             wait([forgetting], timeout=1)

@@ -34,7 +34,7 @@ from tenure.core.messages import MANUAL, Sighting, Verdict
 from tenure.core.servers import Confirmed, Server
 from tenure.errors import ConfigError
 from tenure.settings import check_encoding
-from tenure.store import records, statements
+from tenure.store import manual_statements, records, statements
 from tenure.store.control import ControlStore
 from tenure.store.records import Candidate, LeaderInfo
 from tenure.store.session import Failed, Step
@@ -147,7 +147,7 @@ class ManualElection:
         return [found for found in candidates if found.takeover != MANUAL or found.renewed_ago < found.ttl]
 
     def _own(self, name: str) -> Membership | None:
-        rows = self._read(statements.MANUAL_MEMBER, name=name)
+        rows = self._read(manual_statements.MANUAL_MEMBER, name=name)
         return next((_own(row) for row in rows), None)
 
     def _renewed(self, name: str, role: str, expire: float | None) -> tuple[Membership, bool] | None:
@@ -155,10 +155,10 @@ class ManualElection:
         own = self._own(name)
         if own is None or own.expired or not own.here:
             return None
-        steps = [self._renewal(own.id), self._step(statements.STANDS, role=role, id=own.id)]
+        steps = [self._renewal(own.id), self._step(manual_statements.STANDS, role=role, id=own.id)]
         if expire is not None and expire != own.ttl:
             _, permitted = self._permitted(expire)
-            steps.append(self._step(statements.SET_TTL, id=own.id, ttl_ms=round(permitted * 1000)))
+            steps.append(self._step(manual_statements.SET_TTL, id=own.id, ttl_ms=round(permitted * 1000)))
         renewed, stands, *_ = self._session.run(*steps)
         return (own, bool(stands.rows)) if renewed.count else None
 
@@ -166,15 +166,15 @@ class ManualElection:
         """Join as a new member, unless another call for this name was quicker; also end expired candidates."""
         server, ttl = self._permitted(self._last_ttl(name) or default_expire if expire is None else expire)
         with self._session.transaction() as run:
-            run(self._step(statements.LOCK_NAMESPACE))
-            while rows := run(self._step(statements.MANUAL_MEMBER, name=name))[0].rows:
+            run(self._step(manual_statements.LOCK_NAMESPACE))
+            while rows := run(self._step(manual_statements.MANUAL_MEMBER, name=name))[0].rows:
                 member = _own(rows[0])
                 if not member.expired and member.here:
                     run(self._renewal(member.id))
                     return member
                 # This waits for another call that renews the same candidate at this moment. Then read its row again.
                 run(self._step(statements.END_SILENT, id=member.id, renewals=member.renewals))
-            for row in run(self._step(statements.MANUAL_MEMBERS))[0].rows:
+            for row in run(self._step(manual_statements.MANUAL_MEMBERS))[0].rows:
                 other = _own(row)
                 if other.expired:
                     self._end(run, other.id, other.renewals)
@@ -185,7 +185,7 @@ class ManualElection:
 
     def _last_ttl(self, name: str) -> float | None:
         """Return the expiry with which the candidate last registered."""
-        rows = self._read(statements.LAST_TTL, name=name)
+        rows = self._read(manual_statements.LAST_TTL, name=name)
         return next((ttl_ms / 1000 for (ttl_ms,) in rows), None)
 
     def _tidy(self) -> None:
@@ -204,7 +204,7 @@ class ManualElection:
                 f"{confirmed.max_ttl:g}: use a shorter expiry, or raise the limit with `tenure init --max-ttl {ttl:g}`"
             )
         if ttl > confirmed.ripe_ttl:
-            ((since, now),) = self._read(statements.LIMIT_SET)
+            ((since, now),) = self._read(manual_statements.LIMIT_SET)
             # The database's clock decides this for the candidate only. For nodes, a node lets the raise ripen (R13).
             if since is None or records.seconds_between(since, now) < timing.RIPENS_AFTER_S:
                 ttl = confirmed.ripe_ttl
@@ -226,7 +226,7 @@ class ManualElection:
 
     def holding(self, role: str) -> RoleState | None:
         """Return the role as it is now; None if it never had a candidate."""
-        rows = self._read(statements.HOLDER, role=role)
+        rows = self._read(manual_statements.HOLDER, role=role)
         return next((RoleState(*row) for row in rows), None)
 
     def leads(self, name: str, role: str) -> bool:
@@ -283,7 +283,7 @@ class ManualElection:
     def _end(self, run: Any, member_id: str | None, renewals: int) -> bool:
         """End a member that has not renewed since, unless its row is locked: the lock's holder may be renewing it."""
         count = {"id": member_id, "renewals": renewals}
-        if not run(self._step(statements.LOCK_SILENT, **count))[0].rows:
+        if not run(self._step(manual_statements.LOCK_SILENT, **count))[0].rows:
             return False
         run(self._step(statements.END_SILENT, **count))
         return True
@@ -296,7 +296,7 @@ class ManualElection:
         server, confirmed = self.store.open(None)
         self._refuse_word(confirmed)
         if confirmed.line != server.line:
-            ((first, now),) = self._read(statements.FIRST_JOINED)
+            ((first, now),) = self._read(manual_statements.FIRST_JOINED)
             if records.seconds_between(first, now) < timing.silence(confirmed.longest_lease):
                 return None
             self.store.perform(messages.Confirm(confirmed, server))

@@ -9,7 +9,7 @@ from typing import Any
 from tenure.core import timing
 from tenure.durations import exact
 from tenure.errors import ConfigError, StoreUnavailable
-from tenure.store import migrations, records, statements
+from tenure.store import manual_statements, migrations, records, statements
 from tenure.store.control import confirmed
 from tenure.store.records import Tables
 from tenure.store.session import Step
@@ -60,7 +60,7 @@ def promotion_is_kept(tables: Tables) -> bool:
 
 def _refuse_manual_candidates(tables: Tables) -> None:
     """Raise ConfigError while candidates of ``tenure.manual`` live: they rely on commits that may be lost."""
-    names = [row[1] for row in _run(tables, statements.MANUAL_MEMBERS)[0].rows]
+    names = [row[1] for row in _run(tables, manual_statements.MANUAL_MEMBERS)[0].rows]
     if names:
         raise ConfigError(
             f"promotion='loses-nothing' cannot be set while namespace {tables.namespace!r} has step-by-step "
@@ -80,7 +80,7 @@ def waits(tables: Tables) -> list[WaitInfo]:
     if migrations.require(tables.session) < VERSION:
         return []
     names = {"namespace": tables.namespace}
-    texts = (statements.CONFIRMED, statements.FIRST_JOINED, statements.LIMIT_SET, statements.ROLES)
+    texts = (statements.CONFIRMED, manual_statements.FIRST_JOINED, manual_statements.LIMIT_SET, statements.ROLES)
     found, joined, limit_set, roles = tables.session.read(*(Step(text, names) for text in texts))
     if not found.rows:
         return []
