@@ -10,8 +10,10 @@ import contextlib
 import functools
 import gc
 import os
+import re
 import signal
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,7 +59,7 @@ LITTLE_NEW_ON_MARIADB = {"test_cli_run", "test_fork", "test_node", "test_upgrade
 """Files about what is the same on every server; with VERSIONS=all they run there, too."""
 
 
-LONG_ON_MARIADB = {"api", "cli", "cluster", "manual", "schedule"}
+LONG_ON_MARIADB = {"api", "cli", "cluster", "dashboard", "manual", "schedule"}
 """Folders whose tests on MariaDB count as long: `databases`, `fence` and `store` show what is special there."""
 
 
@@ -75,12 +77,43 @@ COMPUTING = (
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Look for no garbage meanwhile: there is none, and each worker would take a third longer."""
+    """Look for no garbage meanwhile: there is none, and each worker would take a third longer.
+
+    Nor later among what was made meanwhile: a test in a forked child would copy all of it.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
+        if "hypothesis" in sys.modules:  # which warns if it is imported later: it would not find what is frozen
+            gc.freeze()
         gc.enable()
+
+
+@functools.cache
+def left_out(expression: str) -> set[str]:
+    """The markers that `-m` leaves out, if that is all it does: `not long and not harness`."""
+    plain = re.fullmatch(r"not \w+( and not \w+)*", expression)
+    return set(re.findall(r"not (\w+)", expression)) if plain else set()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import a file whose tests all have a marker that `-m` leaves out: each worker would do so for itself."""
+    markers = left_out(config.option.markexpr)
+    if not markers or collection_path.suffix != ".py" or not collection_path.is_relative_to(HERE):
+        return None
+    if "integrations" in collection_path.parts:
+        return True if "frameworks" in markers else None
+    marks = re.search(r"^pytestmark = .*", collection_path.read_text(encoding="utf-8"), re.MULTILINE)
+    return True if marks and markers & set(re.findall(r"pytest\.mark\.(\w+)", marks[0])) else None
+
+
+def is_twin(item: pytest.Item) -> bool:
+    """Whether a test is marked as a twin, or whether its parameters are: `twin("postgres")`."""
+    return any(
+        not mark.args or any(word in item.name.partition("[")[2] for word in mark.args)
+        for mark in item.iter_markers("twin")
+    )
 
 
 @functools.cache
@@ -100,6 +133,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             one.add_marker(pytest.mark.xdist_group("computing"))
     if os.environ.get("VERSIONS") == "all":
         return
+    for one in items:
+        if is_twin(one) and not os.environ.get("FACADE"):
+            one.add_marker(pytest.mark.long)
     for one in items:
         if one.path.parent.name in LONG_ON_MARIADB and "[mariadb" in one.name and not os.environ.get("FACADE"):
             one.add_marker(pytest.mark.long)

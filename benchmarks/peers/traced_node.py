@@ -15,6 +15,7 @@ import psycopg
 
 from benchmarks.peers import tenure_node
 from tenure.core.protocol import NodeProtocol
+from tenure.databases.postgres.pipeline import Pipeline
 from tenure.engine.lane import Lane
 
 NAME = "tenure, traced"
@@ -75,13 +76,14 @@ def run(self: Lane, method: Callable[..., Any], request: Any) -> Any:
         del _open[threading.get_ident()]
 
 
-def wait(self: Any, method: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-    """Record a call of the driver that waited for something from the server. The others only fill a buffer."""
-    before, began = received(self), now_ns()
+def next_result(self: Any, method: Callable[..., Any]) -> Any:
+    """Record a call that waited for something from the server. The others take what is there."""
+    connection = self._connection
+    before, began = received(connection), now_ns()
     try:
-        return method(self, *arguments, **more)
+        return method(self)
     finally:
-        if not self.closed and received(self) != before:
+        if not connection.closed and received(connection) != before:
             _spans.append((began, now_ns(), lane(), "round-trip"))
 
 
@@ -93,7 +95,7 @@ def notified(self: NodeProtocol, method: Callable[..., Any], note: str, *argumen
 def wrap_everything() -> None:
     wrap(Lane, "run", run)
     wrap(NodeProtocol, "notified", notified)
-    wrap(psycopg.Connection, "wait", wait)
+    wrap(Pipeline, "_next", next_result)
     connect = psycopg.connect
 
     @functools.wraps(connect)

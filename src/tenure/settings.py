@@ -15,7 +15,7 @@ import os
 import re
 import socket
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
@@ -29,6 +29,7 @@ MAX_NAME_BYTES = 255
 MAX_METADATA_BYTES = 65535  # as much as MariaDB's text holds
 MAX_LIMIT = 2**31 - 1  # every database can count to that
 MAX_WRITTEN = 200
+SHOWN_NAMES = 5  # in a message
 MIN_BOUND_S = 0.1
 MIN_RENEW_EVERY_S = 0.05  # also the time limit of a statement, where 0 would mean no limit
 MAX_TIMEOUT_S = 365 * 86400.0  # the system's waits can count to that
@@ -78,6 +79,8 @@ class NodeSettings:
     schema: str
     metadata: str
     start: Start
+    ttl_source: str = ""
+    """Where the TTL comes from, for people; empty if it was given."""
 
     @property
     def database(self) -> str:
@@ -120,6 +123,7 @@ def node_settings(
         schema=check_schema(schema),
         metadata=_metadata(metadata),
         start=check_choice("start", start, get_args(Start)),
+        ttl_source="the default" if ttl is None and not os.environ.get("TENURE_TTL") else "",
     )
     _check_together(settings)
     return settings
@@ -369,6 +373,13 @@ def _renew_every(renew_every: float | None, ttl: float) -> float:
             f"(with ttl={ttl:g}), so that one lost renewal does not cost the leadership"
         )
     return value
+
+
+def some_names(names: Iterable[str]) -> str:
+    """Return names for a message: the first few, and how many more there are."""
+    known = [repr(name) for name in names]
+    more = len(known) - SHOWN_NAMES
+    return ", ".join(known[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _number(what: str, value: object) -> float:

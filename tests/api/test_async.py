@@ -155,6 +155,7 @@ def one_url(request):
     return request.getfixturevalue(f"{request.param}_url")
 
 
+@pytest.mark.twin("postgres-trio")
 @looped
 async def test_loss_cancels_the_block_and_is_raised_outside(one_url):
     async with node(one_url) as leader:
@@ -175,6 +176,7 @@ async def test_loss_cancels_the_block_and_is_raised_outside(one_url):
             await anyio.lowlevel.checkpoint()
 
 
+@pytest.mark.twin("postgres-trio")
 @looped
 async def test_block_that_swallows_its_cancellation_has_lost_all_the_same(one_url):
     """And its node stands no more: it would hold the role, and do nothing."""
@@ -1146,6 +1148,7 @@ PROGRAM = """
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("how", ["interrupted", "left_open"])
+@pytest.mark.twin("trio")
 def test_program_ends_when_it_should_and_another_leads_at_once(sqlite_url, how, loop):
     """By Ctrl-C, and without having closed its node."""
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), sqlite_url, how, loop]

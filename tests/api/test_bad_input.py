@@ -330,6 +330,7 @@ def test_command_has_no_password_in_the_variables_of_its_traceback(command, file
         assert_untold(result.exception)
 
 
+@pytest.mark.twin("mysql")
 def test_run_has_no_password_in_the_variables_of_its_traceback(files_with_bad_urls):
     """In a process of its own, whose signals it handles."""
     program = (

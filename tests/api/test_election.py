@@ -21,6 +21,7 @@ def wait_for_event(events, kind, timeout=20):
     return found.get(timeout=timeout)
 
 
+@pytest.mark.twin("postgres")
 def test_standing_twice_is_standing_once(store_url):
     with Nodes(store_url) as nodes:
         node = nodes("a")
@@ -41,6 +42,7 @@ def test_exactly_one_of_many_leads(store_url):
         assert {election.leader().member_id for election in elections} == {leading.term.member_id}
 
 
+@pytest.mark.twin("postgres")
 def test_wait_returns_the_current_term_at_once(store_url):
     with Nodes(store_url) as nodes:
         election = nodes("a").election("r")
@@ -49,6 +51,7 @@ def test_wait_returns_the_current_term_at_once(store_url):
         assert election.term is term
 
 
+@pytest.mark.twin("postgres")
 def test_wait_runs_out_of_time_with_an_error_of_both_kinds(store_url):
     with Nodes(store_url) as nodes:
         _, standby = nodes.pair("r")
@@ -79,6 +82,7 @@ def test_leader_knows_and_shows_its_term(store_url):
         assert (first.takeover, first.ttl, first.member_id) == ("instant", 10.0, term.member_id)
 
 
+@pytest.mark.twin("postgres")
 def test_role_that_nobody_leads_has_no_leader_and_no_history(store_url):
     with Nodes(store_url) as nodes:
         election = nodes("a").election("r")
@@ -120,6 +124,7 @@ def test_resigning_to_a_named_candidate_passes_others_by(store_url):
 
 
 @pytest.mark.parametrize("to", ["nobody", "leader"])
+@pytest.mark.twin("postgres")
 def test_resigning_to_somebody_who_does_not_stand_changes_nothing(store_url, to):
     with Nodes(store_url) as nodes:
         leads, _ = nodes.pair("r")
@@ -132,6 +137,7 @@ def test_resigning_to_somebody_who_does_not_stand_changes_nothing(store_url, to)
 
 
 @pytest.mark.parametrize("to", ["nobody", "standby"])
+@pytest.mark.twin("postgres")
 def test_a_term_that_is_over_can_be_handed_to_nobody(store_url, to):
     with Nodes(store_url) as nodes:
         leads, stands = nodes.pair("r")
@@ -144,6 +150,7 @@ def test_a_term_that_is_over_can_be_handed_to_nobody(store_url, to):
         assert stands.is_leader
 
 
+@pytest.mark.twin("postgres")
 def test_resigning_to_an_ambiguous_name_asks_for_the_id(store_url):
     with Nodes(store_url) as nodes:
         leads, _ = nodes.pair("r")
@@ -156,6 +163,7 @@ def test_resigning_to_an_ambiguous_name_asks_for_the_id(store_url):
             assert (candidate.member_id in str(error.value)) == (candidate.name == "standby")
 
 
+@pytest.mark.twin("postgres")
 def test_only_a_leader_can_resign(store_url):
     with Nodes(store_url) as nodes:
         leads, stands = nodes.pair("r")
@@ -245,6 +253,7 @@ def test_standby_hears_who_leads_now(store_url):
         until(lambda: wait_for_event(events, LeaderChanged) == LeaderChanged("r", 2, member_id, "third"))
 
 
+@pytest.mark.twin("postgres")
 def test_events_end_with_the_node(store_url):
     with Nodes(store_url) as nodes:
         node = nodes("a")
@@ -273,6 +282,7 @@ def test_slow_reader_loses_the_oldest_events_and_blocks_nobody(sqlite_url, monke
 
 
 @sync_only
+@pytest.mark.twin("postgres")
 def test_callback_that_raises_or_blocks_hurts_nobody(store_url, caplog):
     release = threading.Event()
     heard = queue.Queue()
@@ -316,6 +326,7 @@ def test_lost_term_is_reported_to_whoever_asked(store_url):
     until(lambda: not [thread for thread in threading.enumerate() if "tenure-callbacks-a" in thread.name])
 
 
+@pytest.mark.twin("postgres")
 def test_term_that_was_not_lost_says_so(store_url):
     with Nodes(store_url) as nodes:
         assert not nodes("a").election("r").wait(20).wait_lost(0.05)

@@ -42,6 +42,7 @@ def test_lead_waits_its_turn_and_resigns_on_leaving(store_url):
 
 
 @sync_only
+@pytest.mark.twin("postgres")
 def test_late_callback_of_a_lead_that_has_ended_leaves_the_next_one_alone(store_url):
     """The application may keep the thread for callbacks busy: then `lead` learns late that its term was lost."""
     blocked, gate = threading.Event(), threading.Event()
@@ -61,6 +62,7 @@ def test_late_callback_of_a_lead_that_has_ended_leaves_the_next_one_alone(store_
             term.ensure()
 
 
+@pytest.mark.twin("postgres")
 def test_lead_gives_up_after_its_timeout(store_url):
     with Nodes(store_url) as nodes:
         leader, other = nodes("leader"), nodes("other")
@@ -102,6 +104,7 @@ def test_lost_term_leaves_the_role_to_others_although_its_block_goes_on(sqlite_u
 
 
 @sync_only
+@pytest.mark.twin("postgres")
 def test_exception_of_the_block_is_the_one_that_is_raised(store_url):
     with Nodes(store_url) as nodes:
         node = nodes("a")
@@ -126,6 +129,7 @@ def test_terms_yields_each_term_once(store_url):
 
 
 @sync_only
+@pytest.mark.twin("postgres")
 def test_term_block_swallows_its_own_loss_and_nothing_else(store_url):
     with Nodes(store_url) as nodes:
         terms = nodes("a").terms("r")
@@ -137,6 +141,7 @@ def test_term_block_swallows_its_own_loss_and_nothing_else(store_url):
         terms.close()
 
 
+@pytest.mark.twin("postgres")
 def test_terms_end_with_the_node(store_url):
     with Nodes(store_url) as nodes:
         node = nodes("a")
@@ -167,6 +172,7 @@ def test_many_nodes_live_in_one_process(store_url):
 # --- starting and closing -----------------------------------------------------------------------------------
 
 
+@pytest.mark.twin("postgres")
 def test_node_that_does_not_run_says_so(store_url):
     node = tenure.Node(store_url, name="a")
     with pytest.raises(NodeClosed, match=r"not running: use it inside `with` or `async with`, or call start\(\)"):
@@ -189,6 +195,7 @@ def test_node_that_does_not_run_says_so(store_url):
     assert not election.is_leader
 
 
+@pytest.mark.twin("postgres")
 def test_waiting_ends_when_the_node_is_closed(store_url):
     with Nodes(store_url) as nodes:
         _, stands = nodes.pair("r")
@@ -285,6 +292,7 @@ def test_strict_and_lease_nodes_lead_too(store_url):
         assert time.monotonic() - began < 5, "a clean leave needs no sentinel"
 
 
+@pytest.mark.twin("postgres")
 def test_node_works_in_a_process_with_a_thousand_open_files(store_url):
     """Descriptors above 1023 are more than select() can wait for."""
     import resource
@@ -319,6 +327,7 @@ def test_connection_that_an_administrator_ends_costs_the_term_at_once_and_comes_
 
 
 @pytest.mark.parametrize("lane", ["tenure.store.control.ControlStore", "tenure.store.watch.WatchStore"])
+@pytest.mark.twin("postgres")
 def test_fault_of_our_own_is_told_and_survived(store_url, monkeypatch, caplog, lane):
     """A thread that died in silence would be a node that neither leads nor says why."""
     name, _, kind = lane.rpartition(".")
@@ -367,6 +376,7 @@ def test_refusal_of_another_term_is_not_taken_for_the_end_of_this_one(store_url)
             pytest.fail("the other term is over")
 
 
+@pytest.mark.twin("postgres")
 def test_loop_that_goes_on_while_its_term_stands_is_told_so(store_url):
     with Nodes(store_url) as nodes:
         terms = nodes("a").terms("r")
@@ -375,6 +385,7 @@ def test_loop_that_goes_on_while_its_term_stands_is_told_so(store_url):
             next(terms)
 
 
+@pytest.mark.twin("postgres")
 def test_threads_of_a_node_import_nothing(store_url):
     """A child that is forked in the middle of an import waits for ever when it imports the same module."""
     program = """

@@ -30,6 +30,7 @@ def refused(done):
     return line
 
 
+@pytest.mark.harness
 @pytest.mark.parametrize("name", ["os.fork", "signal.SIGSTOP", "signal.SIGKILL", "socket.AF_UNIX", "select.poll"])
 def test_simulated_windows_lacks_what_windows_lacks(name):
     module = name.partition(".")[0]

@@ -47,7 +47,7 @@ def test_every_yaml_block_parses_and_probes_paths_that_exist(block):
     found = documents(block)
     assert found
     paths = {route.path for route in health(tenure.AsyncNode("postgresql://localhost/none"), "r").routes}
-    assert {path.removeprefix("/tenure") for path in find(found, "path")} <= paths
+    assert {path.removeprefix("/health") for path in find(found, "path")} <= paths
     for name in set(re.findall(r"TENURE_\w+", block)):
         assert f"{name} " in REFERENCE or f"`{name}" in REFERENCE, name
 

@@ -228,6 +228,9 @@ SOURCES = sorted(
 ) + [SOURCE / f"{name}.py" for name in RULES if (SOURCE / f"{name}.py").exists()]
 
 
+LONGEST_FILE, MOST_MODULES = 450, 15
+
+
 def test_every_module_has_a_rule():
     units = {unit_of(module_of(path)) for path in SOURCE.rglob("*.py")} - {"__init__", ""}
     assert units - FREE == set(RULES)
@@ -255,6 +258,12 @@ def test_no_rule_permits_what_is_not_used():
         used = {name for path in SOURCES if unit_of(module_of(path)) == unit for name in imports_of(path)[0]}
         unused = rule.imports - VALUES - used - {unit_of(name) for name in used}
         assert not unused, f"{unit} may import {sorted(unused)}, and does not"
+
+
+def test_files_and_folders_stay_small():
+    long = {str(path.relative_to(SOURCE)) for path in SOURCES if len(path.read_text().splitlines()) > LONGEST_FILE}
+    full = {str(path.parent.relative_to(SOURCE)) for path in SOURCES if len([*path.parent.glob("*.py")]) > MOST_MODULES}
+    assert (long, full) == (set(), {"."}), "only the public names at the top may be more"
 
 
 def test_architecture_page_shows_the_tree():

@@ -60,6 +60,7 @@ def test_ten_nodes_elect_one_successor(postgres_url, tmp_path):
 
 @one_of_two
 @pytest.mark.parametrize("neighbour", ["watcher", "watched"])
+@pytest.mark.twin("watcher-postgres", "watched-sqlite")
 def test_two_ring_neighbours_that_die_together_are_succeeded_at_once(store_url, tmp_path, neighbour):
     with Cluster(store_url, tmp_path, ttl=TTL_S) as cluster:
         cluster.make_ledger()
@@ -90,6 +91,7 @@ def test_a_leader_that_leaves_is_succeeded_at_once(store_url, tmp_path):
 
 
 @one_of_two
+@pytest.mark.twin("postgres")
 def test_a_leader_ended_by_sigterm_is_succeeded_at_once(store_url, tmp_path):
     with Cluster(store_url, tmp_path, ttl=TTL_S) as cluster:
         cluster.make_ledger()

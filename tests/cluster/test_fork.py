@@ -136,6 +136,7 @@ def test_child_may_write_under_the_term_of_its_parent(one_url):
             assert exit_code(child) == 1, "Fenced"
 
 
+@pytest.mark.twin("sqlite")
 def test_parent_goes_on_leading_after_the_child_has_gone(one_url):
     """Not by a polite good-bye of the child, nor by the end of its process, does the parent lose anything."""
     with Nodes(one_url, **QUICK) as nodes:
@@ -175,6 +176,7 @@ def test_child_can_have_a_node_of_its_own(one_url):
         until(lambda: node.election("childs").is_leader, "the child's role, after it left")
 
 
+@pytest.mark.twin("postgres")
 def test_a_node_that_the_parent_only_made_is_another_one_in_every_child(one_url):
     """With a name, an id and a sentinel of its own: what was drawn before the fork would be the same in all of them."""
     node = tenure.Node(one_url, ttl=30)
@@ -382,6 +384,7 @@ EXITS = """
 """
 
 
+@pytest.mark.twin("postgres")
 def test_child_may_end_as_any_process_does(one_url):
     """It leaves every block that the parent is in, runs exit handlers and finalisers; nothing of that is heard."""
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(EXITS), one_url]
@@ -392,6 +395,7 @@ def test_child_may_end_as_any_process_does(one_url):
         assert execute(one_url, "select * from ledger") == [], "the parent's transaction went through"
 
 
+@pytest.mark.twin("postgres")
 def test_thread_may_fork(one_url):
     with Nodes(one_url, ttl=30) as nodes:
         election = nodes("parent").election("r")
@@ -594,6 +598,7 @@ class Gunicorn:
             return answers
 
 
+@pytest.mark.twin("sqlite")
 def test_gunicorn_master_that_made_a_node_leads_and_its_workers_never_do(one_url, tmp_path):
     """The mistake that people make: a node started by the import of a preloaded application."""
     app = "start(name='master'); election.wait(20)"
@@ -624,6 +629,7 @@ def test_gunicorn_master_that_made_a_node_leads_and_its_workers_never_do(one_url
         assert standby.wait(20).token == 2
 
 
+@pytest.mark.twin("sqlite")
 def test_gunicorn_workers_with_a_node_each_elect_one_of_them(one_url, tmp_path):
     """The right way: each makes its own, after the fork."""
     config = """

@@ -298,6 +298,21 @@ def test_connections_of_a_dead_member_are_ended(postgres_server, postgres_url):
         until(lambda: pid not in [one.pid for one in postgres_server.backends()], "the wait is ended")
 
 
+def test_connections_of_a_node_that_leaves_are_ended(postgres_server, postgres_url):
+    """A node leaves while its wait hangs on the server, which has forgotten to end it and does not see it go."""
+    command = [sys.executable, "-c", WAITS_FOR_EVER, postgres_url]
+    with (
+        cluster(postgres_url, ["r"], nodes=2, ttl=60, renew_every=0.3),
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as hangs,
+    ):
+        pid = int(hangs.stdout.readline())
+        waiting = f"select 1 from pg_locks where pid = {pid} and locktype = 'advisory' and not granted"
+        until(lambda: execute(postgres_url, waiting), "a wait without end")
+        hangs.stdin.close()
+        until(lambda: pid not in [one.pid for one in postgres_server.backends()], "the wait is ended")
+        assert hangs.wait() == 0
+
+
 def test_node_that_was_never_started_holds_nothing(sqlite_url):
     before = descriptors()
     tenure.Node(sqlite_url)

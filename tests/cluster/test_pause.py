@@ -41,6 +41,7 @@ def stop_between_writes(cluster: Cluster, node: NodeProcess) -> int:
 
 
 @one_of_each
+@pytest.mark.twin("sqlite")
 def test_a_leader_that_was_paused_for_longer_than_the_ttl_wakes_as_a_follower(store_url, tmp_path):
     with Cluster(store_url, tmp_path, ttl=TTL_S) as cluster:
         cluster.make_ledger()
@@ -78,6 +79,7 @@ def test_a_leader_that_was_paused_alone_leads_again_under_a_new_token_only(store
         assert token not in {read.token for read in reads_since(cluster, leader, woken)}
 
 
+@pytest.mark.twin("postgres")
 def test_a_leader_that_was_paused_for_a_moment_goes_on(store_url, tmp_path):
     with Cluster(store_url, tmp_path, ttl=30) as cluster:
         cluster.make_ledger()

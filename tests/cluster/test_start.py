@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.cluster import Cluster
 
 
+@pytest.mark.twin("sqlite")
 def test_eight_processes_that_start_at_once_elect_one(store_url, tmp_path):
     with Cluster(store_url, tmp_path, ttl=10, sample_every_s=0.005) as cluster:
         nodes = cluster.start_at_once(8)

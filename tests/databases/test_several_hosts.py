@@ -199,6 +199,7 @@ def moving(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("hosts", [["moves.test"], ["gone.test", "moves.test"]], ids=["one", "several"])
+@pytest.mark.twin("one")
 def test_name_that_moves_is_resolved_anew_for_each_connection(moving, hosts, tmp_path):
     """A managed failover moves the name. The system's own resolver reads it, from a file of hosts of the test's own."""
     database, url = moving

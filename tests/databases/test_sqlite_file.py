@@ -106,6 +106,7 @@ HALF_REPLACEMENTS = (delete_the_database_alone, rename_another_over_it, delete_t
 
 @BOTH
 @pytest.mark.parametrize("replace", REPLACEMENTS, ids=lambda one: one.__name__)
+@pytest.mark.twin("instant")
 def test_another_file_of_the_same_name_has_no_leader_beside_the_first(replace, takeover, sqlite_url, tmp_path):
     with FileCluster(sqlite_url, tmp_path, ttl=TTL_S, takeover=takeover, start="wait") as cluster:
         old, other = cluster.spawn("old"), cluster.spawn("other")
@@ -159,6 +160,7 @@ def test_leader_that_is_paused_while_its_file_is_replaced_is_waited_for(takeover
 
 @BOTH
 @pytest.mark.parametrize("replace", HALF_REPLACEMENTS, ids=lambda one: one.__name__)
+@pytest.mark.twin("strict")
 def test_file_and_log_that_do_not_belong_together_have_no_leader_beside_the_first(
     replace, takeover, sqlite_url, tmp_path
 ):

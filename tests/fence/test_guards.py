@@ -813,11 +813,18 @@ class Processes:
             connection.execute({"savepoint": "savepoint s", "undo": "rollback to savepoint s"}[action])
 
 
-@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "as it is without a guard"])
-def test_history_of_a_guarded_table_is_one_leader_after_another(server_url, guarded):
+@pytest.mark.parametrize(
+    ("guarded", "programs"),
+    [
+        pytest.param(True, 6, id="guarded"),
+        pytest.param(True, 25, id="guarded, more programs", marks=pytest.mark.long),
+        pytest.param(False, 1, id="as it is without a guard"),  # the example below is enough to show that it breaks
+    ],
+)
+def test_history_of_a_guarded_table_is_one_leader_after_another(server_url, guarded, programs):
     broken = []
 
-    @fuzzed(25 if guarded else 1)  # the example below is enough to show that a history without a guard breaks
+    @fuzzed(programs)
     @given(PROGRAMS)
     @example([("write, commit", 1), ("write, commit", 0)])
     def run(program: list[tuple[str, int]]) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.cluster import ROOT
 
+pytestmark = pytest.mark.harness
+
 TORTURE, EXPLORE, BESIDE = (
     ["-m", "tests.verification.torture"],
     ["-m", "tests.verification.exploration"],

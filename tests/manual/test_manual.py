@@ -276,6 +276,7 @@ assert manual.elect("traveller", role="other", expire=30).mine
 """
 
 
+@pytest.mark.twin("postgres")
 def test_the_clock_of_a_caller_changes_nothing(place):
     offset = -3600 if place.startswith("mysql") else 3600
     manual.elect("at home", expire=30)

@@ -368,6 +368,7 @@ DROPS = {
 
 @pytest.mark.parametrize("takeover", ["strict", "instant"])
 @pytest.mark.parametrize("store_url", ["sqlite", "postgres", "mariadb"], indirect=True)
+@pytest.mark.twin("strict")
 def test_tables_that_were_dropped_under_running_nodes_are_made_again(store_url, takeover):
     with Nodes(store_url, ttl=10, renew_every=0.2, takeover=takeover) as nodes:
         leads, stands = nodes.pair("r")

@@ -56,6 +56,11 @@ def hold_role(election: Election, *, held: bool) -> None:
         candidacy.end_work()
 
 
+def stop_standing(election: Election) -> None:
+    """Stop standing for the role, and do not wait until another node may have it: a command may still hold it."""
+    engine_of(election).candidacy(election.role).withdraw()
+
+
 def promotion_is_kept(registry: Registry) -> bool:
     """Whether commits wait for a replica, if an operator said that a promotion loses nothing."""
     from tenure.store import namespaces  # noqa: PLC0415 - `tenure run` imports this module, but not that one

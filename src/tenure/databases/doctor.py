@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from tenure.core import timing
@@ -381,10 +381,28 @@ def guards(case: Case) -> Iterator[Finding]:
 # Times ---------------------------------------------------------------------------------------------------------
 
 
+def as_members(settings: NodeSettings, session: Session) -> NodeSettings:
+    """Return the settings with the TTL of the living members, if there are some and no TTL was given."""
+    if not settings.ttl_source:
+        return settings
+    try:
+        rows = session.read(Step(statements.MEMBERS, {"namespace": settings.namespace}))[0].rows
+    except Failed:  # there are no tables, or this user may not read them: another check says so
+        return settings
+    ttls = {ttl_ms / 1000 for _, _, _, _, _, _, _, ttl_ms, *_ in rows}
+    if not ttls:
+        return settings
+    source = "as the living members have it" if len(ttls) == 1 else "the shortest of the living members"
+    ttl_s = min(ttls)
+    return replace(settings, ttl=ttl_s, renew_every=timing.renewal_interval(ttl_s), ttl_source=source)
+
+
 def pace(settings: NodeSettings, round_trip_s: float) -> Finding:
     """Say whether the TTL leaves room for renewals that take as long as a round trip."""
     every_s = timing.renewal_interval(settings.ttl)
-    text = f"ttl={settings.ttl:g}: a renewal every {every_s:g} s, and a round trip takes {duration(round_trip_s)}"
+    source = f", {settings.ttl_source}" if settings.ttl_source else ""
+    text = f"ttl={settings.ttl:g}{source}: a renewal every {every_s:g} s, and a round trip takes "
+    text += duration(round_trip_s)
     needed_s = max(1, round(4 * KEPT_RENEWALS * round_trip_s + 0.5))
     remedy = f"use a TTL of {needed_s} s or more, or a database that is nearer"
     if round_trip_s * 2 > every_s:

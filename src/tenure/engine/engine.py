@@ -58,6 +58,9 @@ class Engine:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         """Notified after every change; each waiter then checks its own condition."""
+        self._sooner = threading.Condition(self.lock)
+        """Notified when the keeper may have to act before ``_keeper_due``."""
+        self._keeper_due = timing.NEVER
         self.protocol = NodeProtocol(
             ProtocolOptions(
                 name=settings.name,
@@ -126,7 +129,7 @@ class Engine:
         return logging.LoggerAdapter(log, fields)
 
     def close(self) -> None:
-        """Leave: end the terms, notify the other nodes, close everything. Takes one wait slice, if all is well.
+        """Leave: end the terms, notify the other nodes, close everything. Takes at most one wait slice, if all is well.
 
         If the control connection is lost, the control thread tries for ``LEAVE_WITHIN_S`` (see ``protocol``) to open
         it again and to leave.
@@ -140,6 +143,7 @@ class Engine:
             self.backend.interrupt()
             self.stopping.set()
             self.changed.notify_all()
+            self._sooner.notify()
         self.control.wake()
         for thread, timeout in zip(self._threads, (CLOSE_TIMEOUT_S, timing.SLICE_S + 1, 1), strict=True):
             thread.join(timeout)
@@ -182,6 +186,7 @@ class Engine:
         self.lease.deadline = timing.LONG_AGO
         self.lock = threading.RLock()  # a thread of the parent may have held the old one during the fork
         self.changed = threading.Condition(self.lock)
+        self._sooner = threading.Condition(self.lock)
         self.control.close_waker()
 
     # What the node knows ---------------------------------------------------------------------------------------------
@@ -334,6 +339,10 @@ class Engine:
             self._listener(event)
             candidacy.tell(event)
         self.changed.notify_all()
+        # Not for a later deadline, such as every renewal sets: the keeper wakes at the old one, and waits again. A call
+        # that begins now may hang for longer than the terms are trusted, so it is soon enough for that as well.
+        if not self._keeper_due <= self.protocol.deadline() < timing.NEVER:
+            self._sooner.notify()
         self._wake_waiters()
 
     def _wake_waiters(self) -> None:
@@ -356,12 +365,12 @@ class Engine:
             while not self.stopping.is_set():
                 now = clock.now()
                 self.announce_expiry()
-                due = min(
+                self._keeper_due = due = min(
                     self.protocol.deadline(),
                     self.control.cut_if_hung(now, timing.trust(self.ttl)),
                     self.watch.cut_if_hung(now, timing.SLICE_S + self.ttl),
                 )
-                self.changed.wait(None if due == timing.NEVER else max(0.0, due - now))
+                self._sooner.wait(None if due == timing.NEVER else max(0.0, due - now))
 
     def share_backend_pids(self) -> None:
         """Give each lane the other's pid: the member's row names both connections, and blockers are found by pid."""

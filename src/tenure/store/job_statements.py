@@ -207,7 +207,7 @@ order by due_us desc, attempt desc limit :limit
 
 LATEST_RUNS = """
 select role, job, due_us, attempt, first_us, covers, outcome, detail, token, member, began_at, ended_at
-from {runs} where namespace = :namespace order by began_at desc, due_us desc limit :limit
+from {runs} where namespace = :namespace order by due_us desc, attempt desc, role, job limit :limit
 """
 
 LAST_RUNS = """

@@ -6,13 +6,45 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tenure.store import job_statements, tidy_statements
+from tenure.store import job_statements
 from tenure.store.session import Session, Step
 
 KEPT_MEMBERS = 100
 KEPT_TERMS = 100
 KEPT_RUNS = 100
 """How many ended memberships of a namespace, terms of a role and runs of a job are kept for operators to read."""
+
+_LAST_KEPT_END = """
+select ended_at from {members} where namespace = :namespace and ended_at is not null
+order by ended_at desc limit 1 offset :kept
+"""
+
+_CLOSE_TERMS = """
+update {terms}
+set ended_at = (select m.ended_at from {members} m where m.id = member_id),
+    end_reason = (select m.end_reason from {members} m where m.id = member_id)
+where namespace = :namespace and ended_at is null and resigned_at is null and member_id in (
+    select m.id from {members} m where m.namespace = :namespace and m.ended_at is not null and m.ended_at <= :before)
+"""
+
+_DELETE_CANDIDACIES = """
+delete from {candidates} where namespace = :namespace and member_id in (
+    select m.id from {members} m where m.namespace = :namespace and m.ended_at is not null)
+"""
+
+_DELETE_MEMBERS = """
+delete from {members} where namespace = :namespace and ended_at is not null and ended_at <= :before
+"""
+
+_LONG_HISTORIES = """
+select role from {terms} where namespace = :namespace group by role having count(*) > :kept
+"""
+
+_DELETE_TERMS = """
+delete from {terms} where namespace = :namespace and role = :role and token < (
+    select min(token) from (select token from {terms} where namespace = :namespace and role = :role
+                            order by token desc limit :kept) as kept)
+"""
 
 
 def tidy(session: Session, namespace: str) -> None:
@@ -22,16 +54,12 @@ def tidy(session: Session, namespace: str) -> None:
         return Step(text, {"namespace": namespace, **parameters})
 
     _, last_kept, long = session.run(
-        step(tidy_statements.DELETE_CANDIDACIES),
-        step(tidy_statements.LAST_KEPT_END, kept=KEPT_MEMBERS),
-        step(tidy_statements.LONG_HISTORIES, kept=KEPT_TERMS),
+        step(_DELETE_CANDIDACIES), step(_LAST_KEPT_END, kept=KEPT_MEMBERS), step(_LONG_HISTORIES, kept=KEPT_TERMS)
     )
     for (before,) in last_kept.rows:
-        session.run(
-            step(tidy_statements.CLOSE_TERMS, before=before), step(tidy_statements.DELETE_MEMBERS, before=before)
-        )
+        session.run(step(_CLOSE_TERMS, before=before), step(_DELETE_MEMBERS, before=before))
     for (role,) in long.rows:
-        session.run(step(tidy_statements.DELETE_TERMS, role=role, kept=KEPT_TERMS))
+        session.run(step(_DELETE_TERMS, role=role, kept=KEPT_TERMS))
     (long,) = session.run(step(job_statements.LONG_RUNS, kept=KEPT_RUNS))
     for role, job in long.rows:
         _fold_runs(session, {"namespace": namespace, "role": role, "job": job})

@@ -19,12 +19,18 @@ LACKING = re.compile(r"(?:module '(\w+)' has no attribute|No module named) '(\w+
 NO_SQLITE = "Tenure refuses SQLite on Windows"
 NO_GUARD = "needs `tenure run` or `tenure cron`, which Windows lacks"
 NO_SIGSTOP = "needs signal.SIGSTOP, which Windows lacks"
-REFUSALS = {UNSUPPORTED: NO_SQLITE, "does not run on this system": NO_GUARD}
+REFUSALS = {
+    UNSUPPORTED: NO_SQLITE,
+    "does not run on this system": NO_GUARD,
+    "add_signal_handler(signal.SIGTERM, main_task.cancel)": "the page's program needs a handler of signals on the loop",
+}
 """What a command or a program that a test started says, and why the test is skipped then."""
 BY_NAME = {
     "test_claim_in_a_block_is_one_message_without_a_second_fence": "libpq traces on Linux only",
     "test_claimed_run_is_made_by_one_machine_only": NO_GUARD,
     "test_commands_never_overlap_and_no_due_time_runs_twice_on_four_machines": NO_GUARD,
+    "test_every_command_that_elects_or_looks_in_the_default_file_says_so": NO_SQLITE,
+    "test_interrupted_wait_closes_the_connection": "needs signal.pthread_kill, which Windows lacks",
     "test_missing_file_is_not_created": NO_SQLITE,
     "test_node_that_hangs_while_it_stops_listening_connects_again": NO_SIGSTOP,
     "test_on_stuck_exit_ends_the_process_before_another_node_may_lead": NO_SQLITE,

@@ -47,8 +47,8 @@ def test_two_believe_at_once_in_the_named_case_and_the_fence_holds() -> None:
     [
         "no doubt",
         pytest.param("adoption of a dropped token", marks=pytest.mark.long),
-        "an adopted term is acquired again",
-        "proof of death without the fresh connection",
+        pytest.param("an adopted term is acquired again", marks=pytest.mark.long),
+        pytest.param("proof of death without the fresh connection", marks=pytest.mark.long),
     ],
 )
 def test_without_the_rule_a_way_to_a_broken_promise_is_found_and_told(rule: str, tmp_path: Path) -> None:

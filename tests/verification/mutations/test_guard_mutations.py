@@ -91,7 +91,9 @@ def set_up(url: str, functions: str, *, partitioned: bool) -> None:
     execute(url, *tenure.guard_sql("invoices", "billing"))
 
 
-@pytest.mark.parametrize("name", POSTGRES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=() if one in {"no mark", "no lock"} else pytest.mark.long) for one in POSTGRES]
+)
 def test_without_a_part_of_the_guard_postgres_lets_a_write_pass(postgres_url, name):
     deed, piece, instead = POSTGRES[name]
     functions = "\n".join(guards.FUNCTIONS)

@@ -331,6 +331,7 @@ class WithoutReservations(ModelStore):
         return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("planted", [WithoutFloor, WithoutCount, WithoutReservations])
 def test_a_planted_difference_is_found(planted: type[ModelStore]) -> None:
     def differs(operations: list[tuple[Any, ...]]) -> bool:

@@ -1,5 +1,7 @@
 """Histories with faults, in virtual time. ``make simulate`` runs thousands of seeds; here are some hundred.
 
+The ordinary run takes the first seeds of each test. The others count as long.
+
 A failure prints the seed, the end of its trace, and the command that replays it.
 """
 
@@ -24,6 +26,18 @@ ROOT = Path(__file__).parents[3]
 
 # `make check` runs the long ones while the torture waits.
 EVERY_CHAOS = [pytest.param(one, marks=() if one == "everything" else pytest.mark.long) for one in CHAOS]
+LARGE = {"fleet", "deaths-in-a-fleet"}
+EVERY_FLEET = [pytest.param(one, marks=pytest.mark.long if one in LARGE else ()) for one in FLEETS]
+
+
+def seeds(first: int, few: int, all_of_them: int) -> pytest.MarkDecorator:
+    """Give a test so many seeds from the first on: a few, and in a long test the others."""
+    middle, end = first + few, first + all_of_them
+    parts = [
+        pytest.param(range(first, middle), id="few"),
+        pytest.param(range(middle, end), id="more", marks=pytest.mark.long),
+    ]
+    return pytest.mark.parametrize("seeds", parts)
 
 
 def check(outcome: Outcome) -> Outcome:
@@ -31,38 +45,52 @@ def check(outcome: Outcome) -> Outcome:
     return outcome
 
 
-@pytest.mark.parametrize("sql", [False, True], ids=["model", "sql"])
 @pytest.mark.parametrize("scenario", EVERY_CHAOS)
-def test_promises_hold_when_everything_goes_wrong(scenario: str, sql: bool) -> None:
-    for seed in range(5 if sql else 40):
-        check(run(scenario, seed, sql=sql))
-
-
-@pytest.mark.parametrize("scenario", STORIES)
-def test_the_story_ends_well_with_any_clocks_and_delays(scenario: str) -> None:
-    for seed in range(100, 108):
+@seeds(0, 10, 40)
+def test_promises_hold_when_everything_goes_wrong(scenario: str, seeds: range) -> None:
+    for seed in seeds:
         check(run(scenario, seed))
 
 
-@pytest.mark.parametrize("scenario", FLEETS)
+@pytest.mark.parametrize("scenario", EVERY_CHAOS)
+@seeds(0, 2, 5)
+def test_promises_hold_with_the_real_sql(scenario: str, seeds: range) -> None:
+    for seed in seeds:
+        check(run(scenario, seed, sql=True))
+
+
+@pytest.mark.parametrize("scenario", STORIES)
+@seeds(100, 2, 8)
+def test_the_story_ends_well_with_any_clocks_and_delays(scenario: str, seeds: range) -> None:
+    for seed in seeds:
+        check(run(scenario, seed))
+
+
+@pytest.mark.parametrize("scenario", EVERY_FLEET)
 def test_what_a_node_does_not_read_harms_nobody(scenario: str) -> None:
     for seed in range(1 if "fleet" in scenario else 8):
         check(run(scenario, seed))
 
 
 @pytest.mark.parametrize("scenario", EVERY_CHAOS)
-def test_promises_hold_if_nodes_rarely_read_all_their_roles(scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@seeds(0, 5, 20)
+def test_promises_hold_if_nodes_rarely_read_all_their_roles(
+    scenario: str, seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(roles, "FEW_ROLES", 0)
     monkeypatch.setattr(roles, "READ_ROLE_S", 20.0)
-    for seed in range(20):
+    for seed in seeds:
         check(run(scenario, seed, sql=seed == 0))
 
 
 @pytest.mark.parametrize("scenario", EVERY_CHAOS)
-def test_promises_hold_if_nodes_look_at_one_neighbour_only(scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@seeds(0, 5, 20)
+def test_promises_hold_if_nodes_look_at_one_neighbour_only(
+    scenario: str, seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(evidence, "NEIGHBOURS", 1)
     monkeypatch.setattr(roles, "LOOKED_AT", 1)
-    for seed in range(20):
+    for seed in seeds:
         check(run(scenario, seed, sql=seed == 0))
 
 
@@ -72,11 +100,12 @@ def test_somebody_leads_again_within_the_bound(scenario: str) -> None:
         check(run(scenario, seed, sql=seed == 0))
 
 
-def test_old_rows_can_be_deleted_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@seeds(0, 3, 8)
+def test_old_rows_can_be_deleted_at_any_time(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tidying, "KEPT_MEMBERS", 1)
     monkeypatch.setattr(tidying, "KEPT_TERMS", 1)
     monkeypatch.setattr(protocol, "TIDY_EVERY_S", 1.0)
-    for seed in range(8):
+    for seed in seeds:
         check(run("everything", seed, sql=True))
 
 
@@ -89,14 +118,16 @@ def test_a_seed_tells_the_same_story_twice() -> None:
     assert first.trace != run("everything", 8, trace=True).trace
 
 
-def test_the_model_and_the_sql_tell_the_same_story() -> None:
-    for seed in range(5):
+@seeds(0, 2, 5)
+def test_the_model_and_the_sql_tell_the_same_story(seeds: range) -> None:
+    for seed in seeds:
         stories = [run("promotion", seed, sql=sql, trace=True).trace for sql in (False, True)]
         assert [line for line in stories[0] if "server:" in line[1]] == [
             line for line in stories[1] if "server:" in line[1]
         ]
 
 
+@pytest.mark.long
 def test_chaos_is_worth_its_name() -> None:
     outcomes = [run("everything", seed, trace=True) for seed in range(25)]
     assert sum(outcome.elections for outcome in outcomes) > 100
@@ -138,14 +169,22 @@ def test_the_oracle_sees_two_leaders(monkeypatch: pytest.MonkeyPatch) -> None:
         _cut_and_heard_late("instant")
 
 
-def test_the_command_line_runs_seeds_and_replays_one() -> None:
-    def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "tests.verification.simulation", *arguments]
-        return subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.verification.simulation", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
 
-    many = simulate("--seeds", str(2 * len(ALL)), "--processes", "1")
-    assert f"{2 * len(ALL)} seeds, 0 violations" in many.stdout, many.stdout + many.stderr
+
+@pytest.mark.parametrize(
+    ("number", "scenario"),
+    [(2, ["--scenario", "crash-instant"]), pytest.param(2 * len(ALL), [], marks=pytest.mark.long)],
+)
+def test_the_command_line_runs_seeds(number: int, scenario: list[str]) -> None:
+    many = simulate("--seeds", str(number), *scenario, "--processes", "1")
+    assert f"{number} seeds, 0 violations" in many.stdout, many.stdout + many.stderr
     assert many.returncode == 0
+
+
+def test_the_command_line_replays_a_seed() -> None:
     one = simulate("--seed", "3", "--scenario", "crash-instant")
     assert "Elected" in one.stdout
     assert "crash-instant seed 3: no violation" in one.stdout

@@ -34,7 +34,8 @@ def verdict(result: Result) -> str:
     faults = sum(len(step.fired) for step in result.steps)
     done = f"{faults} faults in {len(result.steps)} steps, {result.took_s:.0f} s, seed {result.seed}"
     found = len(result.violations)
-    return f"torture: PASSED: {done}" if not found else f"torture: FAILED: {found} violations; {done}"
+    violations = "1 violation" if found == 1 else f"{found} violations"
+    return f"torture: PASSED: {done}" if not found else f"torture: FAILED: {violations}; {done}"
 
 
 def _head(result: Result) -> list[str]:

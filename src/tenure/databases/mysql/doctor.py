@@ -64,7 +64,8 @@ def _examined(settings: NodeSettings, connector: MySqlConnector, session: MySqlS
     yield _primary(session)
     round_trip_s, finding = doctor.round_trip(session)
     yield finding
-    yield from run_checks(CHECKS, Case(settings, session, user, round_trip_s, connector, dict(variables.rows)))
+    told = doctor.as_members(settings, session)
+    yield from run_checks(CHECKS, Case(told, session, user, round_trip_s, connector, dict(variables.rows)))
 
 
 def _primary(session: MySqlSession) -> Finding:

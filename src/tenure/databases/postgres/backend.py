@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,15 @@ class PostgresStore(LockingStore):
     _joined = ""
     """The member that has joined on this connection. One that joined on an earlier connection renews here first."""
     _rehearsed = False
+
+    def __init__(self, *given: Any, locks: RoleLocks, end_wait: Callable[[], None]) -> None:
+        super().__init__(*given, locks=locks)
+        self._end_wait = end_wait
+
+    def _leave(self, request: messages.Leave) -> messages.Done:
+        done = super()._leave(request)
+        self._end_wait()
+        return done
 
     def _join(self, request: messages.Join) -> messages.Joined:
         joined = super()._join(request)
@@ -131,7 +140,12 @@ class PostgresBackend(backend.Backend):
         return store, session, replace(opened, sentinels=holds)
 
     def _make_store(self, *given: Any) -> PostgresStore:
-        return PostgresStore(*given, locks=self._locks)
+        return PostgresStore(*given, locks=self._locks, end_wait=self._end_wait)
+
+    def _end_wait(self) -> None:
+        """End the wait on the watch connection: the server may have forgotten to, and would not see its client go."""
+        if self._control is not None and self._watching is not None:
+            AdvisorySentinel(self._control).end_wait(*self._watching)
 
     def open_session(self) -> PostgresSession:
         return self._connector.open("registry", backend.LOOK_TIMEOUT_S)
@@ -143,7 +157,6 @@ class PostgresBackend(backend.Backend):
     def _open(self, purpose: str, statement_timeout_s: float) -> PostgresSession:
         """Connect a lane; raise PoolerDetected if the mode needs session locks and a pooler shares the session."""
         session = self._connector.open(purpose, statement_timeout_s)
-        session.sleep_through_waits()
         settings = self._settings
         needs_locks = settings.mode in ("hybrid", "lock")
         if session.pooled and (settings.direct_url or needs_locks or self._locks):

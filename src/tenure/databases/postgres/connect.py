@@ -26,7 +26,7 @@ from tenure.databases.postgres import servers
 from tenure.databases.postgres.session import PooledSession, PostgresSession, ServerProcess
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.settings import Password
-from tenure.store.dialects import postgresql
+from tenure.store.dialects import listed, postgresql
 from tenure.store.session import Step
 from tenure.tracebacks import without_locals
 
@@ -300,8 +300,8 @@ class PostgresConnector(connecting.Connector):
     def keepalive(self, session: PostgresSession) -> list[tuple[str, str, str]]:
         """Return each keepalive setting of the server: its name, what a node sets, and what the server accepted."""
         wanted = self._server_keepalive()
-        query = "select name, setting from pg_catalog.pg_settings where name = any(:names)"
-        taken = dict(session.read(Step(query, {"names": list(wanted)}))[0].rows)
+        query = "select name, setting from pg_catalog.pg_settings where name in {listed}"
+        taken = dict(session.read(Step(query, {"names": listed(tuple(wanted))}))[0].rows)
         return [(name, value, taken.get(name, "")) for name, value in wanted.items()]
 
     def _server_keepalive(self) -> dict[str, str]:

@@ -21,6 +21,7 @@ from tenure.databases.postgres.sentinel import CLASS_ID, AdvisorySentinel, Stran
 from tenure.databases.postgres.session import PostgresSession
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.settings import NodeSettings
+from tenure.store.dialects import listed
 from tenure.store.session import Step
 
 LOOK_AGAIN_S = 0.5
@@ -101,7 +102,8 @@ def _first_looks(settings: NodeSettings, connector: PostgresConnector, plain: Po
         yield error("connection", text, "permit more connections")
         return
     with contextlib.closing(node), connector.time_limit(node.connection, doctor.PHASE_S):
-        yield from run_checks(CHECKS, Case(settings, node, user, round_trip_s, connector, plain, role))
+        told = doctor.as_members(settings, node)
+        yield from run_checks(CHECKS, Case(told, node, user, round_trip_s, connector, plain, role))
 
 
 _WHERE = """
@@ -181,7 +183,7 @@ where r.rolname = session_user and d.datname = pg_catalog.current_database()
 
 
 def _time_outs(case: Case) -> Iterator[Finding]:
-    rows = case.plain.read(Step(_TIMEOUTS, {"names": list(TIMEOUTS)}))[0].rows
+    rows = case.plain.read(Step(_TIMEOUTS, {"names": listed(tuple(TIMEOUTS))}))[0].rows
     for name, value_ms, source in rows:
         where = SOURCES.get(source, "for the whole server")
         text = f"{name} is {value_ms / 1000:g} s, set {where}: a node overrides it for itself, but {TIMEOUTS[name]}"
@@ -197,7 +199,7 @@ def _time_outs(case: Case) -> Iterator[Finding]:
 
 _TIMEOUTS = """
 select name, cast(setting as bigint), source from pg_catalog.pg_settings
-where name = any(:names) and setting <> '0' order by name
+where name in {listed} and setting <> '0' order by name
 """
 
 
@@ -250,12 +252,12 @@ from pg_catalog.pg_stat_replication
 def _tables(case: Case) -> Iterator[Finding]:
     """Check the tables, this user's privileges on them and, if these are enough, what the tables contain."""
     name = case.settings.schema
-    wanted = {"tables": ["meta", *doctor.created("table")], "functions": doctor.created("function")}
-    there = case.session.read(Step(_THERE, {"schema": name, **wanted}))[0].rows
+    wanted = ("meta", *doctor.created("table"), *doctor.created("function"))
+    there = case.session.read(Step(_THERE, {"schema": name, "names": listed(wanted)}))[0].rows
     if not there:
         yield from _no_tables(case)
         return
-    missing = {*wanted["tables"], *wanted["functions"]}.difference(found for found, _, _ in there)
+    missing = set(wanted).difference(found for found, _, _ in there)
     if missing:
         remedy = "restore them from a backup, or drop the schema while no node is running (tokens then begin anew)"
         yield error("tables", f"missing in schema {name!r}: {', '.join(sorted(missing))}", remedy)
@@ -303,12 +305,12 @@ select c.relname, pg_catalog.array_to_string(array(
         where not pg_catalog.has_table_privilege(c.oid, wanted)), ', '),
     pg_catalog.pg_has_role(c.relowner, 'USAGE')
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-where n.nspname = :schema and c.relname = any(:tables) and c.relkind in ('r', 'p')
+where n.nspname = :schema and c.relname in {listed} and c.relkind in ('r', 'p')
 union all
 select p.proname, case when pg_catalog.has_function_privilege(p.oid, 'EXECUTE') then '' else 'EXECUTE' end,
     pg_catalog.pg_has_role(p.proowner, 'USAGE')
 from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
-where n.nspname = :schema and p.proname = any(:functions)
+where n.nspname = :schema and p.proname in {listed}
 order by 1
 """
 

@@ -14,11 +14,13 @@ The lock belongs to the connection, so the server frees it when the process dies
   So a look reads the list the more seldom, the longer it is. In between it tries to lock the keys, which shows only
   whether a key is free.
 - A wait may outlive its time-out (seen when the server's clock was stepped, under libfaketime), and a server process
-  that waits does not notice that its client is gone. So a new watch connection ends the one that it replaces.
+  that waits does not notice that its client is gone. So a new watch connection ends the one that it replaces, and a
+  node that leaves ends its own wait.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -30,10 +32,9 @@ from tenure import clock
 from tenure.core import messages, timing
 from tenure.core.messages import Sighting
 from tenure.databases.postgres.session import PostgresSession
-from tenure.store import watch_statements
 from tenure.store.dialects import listed
-from tenure.store.session import Failed, Result, Session, Step
-from tenure.store.watch import WatchActions, WatchStore, sighting
+from tenure.store.session import Failed, Gone, Result, Session, Step
+from tenure.store.watch import ROSTER, WatchActions, WatchStore, sighting
 
 CLASS_ID = 0x54454E55
 """The first half of every key: "TENU". The second half is the member's random number."""
@@ -54,10 +55,13 @@ _LOCK_TIMEOUT = "select pg_catalog.set_config('lock_timeout', :value, false)"
 _WAIT = """
 do $wait$ begin
     perform pg_catalog.pg_advisory_xact_lock_shared({lock});
-exception when lock_not_available then null;
+exception when lock_not_available or query_canceled then null;
 end $wait$
 """
-"""A transaction lock, not a session lock: one that is granted as the wait times out is undone with the error."""
+"""A transaction lock, not a session lock: one that is granted as the wait times out is undone with the error.
+
+The wait is canceled when its node leaves.
+"""
 _IS_HELD = """
     l.locktype = 'advisory' and l.classid = {class_id} and l.objsubid = 2 and l.granted
     and l.mode = 'ExclusiveLock'
@@ -72,13 +76,13 @@ select pg_catalog.current_setting('log_lock_waits'),
 """Which waits the server logs."""
 _HELD = "select cast(l.objid as bigint) as key, l.pid from pg_catalog.pg_locks l where" + _IS_HELD
 _ROSTER_TRIED = f"""
-with watched as materialized ({watch_statements.ROSTER})
+with watched as materialized ({ROSTER})
 select w.*, not pg_catalog.pg_try_advisory_xact_lock_shared({CLASS_ID}, w.sentinel_key) from watched w
 """
 """The rows are as they were when the statement began, and the keys are tried after that. The lock that shows that a key
 is free ends with the transaction. It never delays a node: each membership and resumption has a new key."""
 _ROSTER_LISTED = f"""
-with watched as materialized ({watch_statements.ROSTER}),
+with watched as materialized ({ROSTER}),
      locks as materialized (select * from pg_catalog.pg_locks)
 select w.*, h.pid is not null, (select count(*) from locks)
 from watched w
@@ -90,6 +94,11 @@ _TERMINATE_REPLACED = """
 select pg_catalog.pg_terminate_backend(a.pid) from pg_catalog.pg_stat_activity a
 where a.pid = :pid and cast(extract(epoch from a.backend_start) as text) = :started
 """
+_END_WAIT = """
+select pg_catalog.pg_cancel_backend(a.pid) from pg_catalog.pg_stat_activity a
+where a.pid = :pid and cast(extract(epoch from a.backend_start) as text) = :started and a.wait_event_type = 'Lock'
+"""
+"""Spares everything but a wait: the server would log that another statement was canceled."""
 REGISTERED = """
     (a.pid = m.control_pid and cast(extract(epoch from a.backend_start) as text) = m.control_start
      or a.pid = m.watch_pid and cast(extract(epoch from a.backend_start) as text) = m.watch_start)
@@ -203,6 +212,11 @@ class AdvisorySentinel:
             self._session.read(Step(_TERMINATE_REPLACED, {"pid": pid, "started": started}))
         except Failed as error:
             log.warning("cannot end the previous watch connection: %s", error)
+
+    def end_wait(self, pid: int, started: str) -> None:
+        """End the wait of this node's watch connection: the node leaves. Best effort."""
+        with contextlib.suppress(Failed, Gone):
+            self._session.read(Step(_END_WAIT, {"pid": pid, "started": started}))
 
     def release(self, key: int) -> None:
         self._session.read(Step(_RELEASE.format(class_id=CLASS_ID), {"key": key}))

@@ -8,12 +8,12 @@ import hashlib
 import logging
 import socket
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tenure import clock
 from tenure.core.timing import LONG_AGO
 from tenure.databases.connecting import load, shut_down_socket
+from tenure.databases.postgres.pipeline import Pipeline, Reply
 from tenure.databases.postgres.schema import PostgresSchema
 from tenure.store.dialects import Dialect
 from tenure.store.session import Failed, Gone, LaneSession, Result, Run, Step, wait_readable
@@ -27,8 +27,6 @@ log = logging.getLogger("tenure.postgres")
 FLOOD_PER_S = 500
 DEAF_S = 60.0
 """Any database user can send notifications: after FLOOD_PER_S in a second, a session does not listen for DEAF_S."""
-WAIT_S = 60.0
-"""How often a lane's thread wakes up while the server works: psycopg needs a number."""
 
 # The commit need not wait for the disk or for a replica: after a crash, nodes check anyway.
 _NOTIFY = "select pg_catalog.pg_notify(:channel, :payload), pg_catalog.set_config('synchronous_commit', 'off', true)"
@@ -42,30 +40,6 @@ class ServerProcess(NamedTuple):
     server_start: str
     in_recovery: bool
     synchronous_commit: str
-
-
-class PipelinedResult:
-    """A result that is fetched when it is read: until then its statement can be sent with others."""
-
-    def __init__(self, cursor: psycopg.Cursor[Any]) -> None:
-        self._cursor = cursor
-        self._rows: Sequence[tuple[Any, ...]] | None = None
-
-    @property
-    def rows(self) -> Sequence[tuple[Any, ...]]:
-        # Not a cached_property: before Python 3.12 that holds one lock for all instances while it waits for the server,
-        # so every connection would wait for the slowest.
-        if self._rows is None:
-            try:
-                self._rows = self._cursor.fetchall()
-            except load().DataError as error:  # such as a time in the year 10000, or `infinity`
-                raise Failed(f"a row of the tables cannot be read: {error}") from error
-        return self._rows
-
-    @property
-    def count(self) -> int:
-        """Return how many rows the statement changed or returned; known when the transaction is over."""
-        return self._cursor.rowcount
 
 
 class PostgresSession(LaneSession):
@@ -88,7 +62,7 @@ class PostgresSession(LaneSession):
         self._counted_from, self._counted = LONG_AGO, 0
         self._deaf_until = LONG_AGO
         connection.add_notice_handler(self._noticed)
-        connection.add_notify_handler(lambda note: self._hear(note.payload))
+        self._pipeline = Pipeline(connection, self._hear, self._server_ends)
         self.pid, self.started = backend.pid, backend.started
         self.server_start = backend.server_start
         server_encoding = connection.info.parameter_status("server_encoding") or "UTF8"
@@ -105,21 +79,20 @@ class PostgresSession(LaneSession):
         Notifications follow the commit in a separate transaction: any database user can fill the server's queue of
         notifications, and then a transaction that notifies cannot commit.
         """
-        commit: psycopg.Cursor[Any] | None = None
+        commit: Reply | None = None
         try:
             with self._translated():
                 try:
-                    with self._pipeline():
+                    with self._pipelined():
                         self._begin()
                         yield self._run
-                        commit = self.connection.execute("commit")
+                        commit = self._pipeline.send("commit")
                         self._tell()
-                except BaseException:
-                    with contextlib.suppress(load().Error):
-                        self.connection.rollback()
+                except Exception:
+                    self._roll_back()
                     raise
         except Failed as error:
-            if commit is None or commit.statusmessage != "COMMIT":
+            if commit is None or commit.status != b"COMMIT":
                 raise
             log.info("a notification was not sent, so the other nodes find out at their next check: %s", error)
         finally:
@@ -127,35 +100,39 @@ class PostgresSession(LaneSession):
 
     def _begin(self) -> None:
         self.unreplicated = False
-        self.connection.execute("begin")
+        self._pipeline.send("begin")
+
+    def _roll_back(self) -> None:
+        """End the transaction, if one is open. psycopg would drop all prepared statements, too."""
+        if self.connection.info.transaction_status != load().pq.TransactionStatus.IDLE:
+            with contextlib.suppress(load().Error), self._pipelined():
+                self._pipeline.send("rollback")
 
     def read(self, *steps: Step) -> Sequence[Result]:
         """Run some queries in order, in one round trip."""
-        with self._translated(), self._pipeline():
+        with self._translated(), self._pipelined():
             return self._run(*steps)
 
     @contextlib.contextmanager
-    def _pipeline(self) -> Iterator[None]:
-        """Send without waiting for replies. The block's error is raised outside: psycopg would log its consequences."""
-        failure: BaseException | None = None
+    def _pipelined(self) -> Iterator[None]:
+        """Send without waiting for replies. If the block is interrupted, as by Ctrl-C, the connection is closed."""
+        self._pipeline.enter()
         try:
-            with self.connection.pipeline() as pipeline:
-                self._listen_to(pipeline)
-                _end_with_sync(pipeline)
-                try:
-                    yield
-                except BaseException as error:  # noqa: BLE001 - raised below
-                    failure = error
-        except load().Error as consequence:
-            failure = failure or consequence
-        if failure is not None:
-            raise failure
+            try:
+                yield
+            except Exception:
+                with contextlib.suppress(load().Error):
+                    self._pipeline.leave()
+                raise
+            self._pipeline.leave()
+        except Exception:
+            raise
+        except BaseException:
+            self.close()
+            raise
 
     def _run(self, *steps: Step) -> Sequence[Result]:
-        return [
-            PipelinedResult(self.connection.execute(self.dialect.text(step.text), step.parameters or None))
-            for step in steps
-        ]
+        return [self._pipeline.send(self.dialect.text(step.text), step.parameters) for step in steps]
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -190,9 +167,9 @@ class PostgresSession(LaneSession):
     def _tell(self) -> None:
         """Send the notifications, in a transaction that the server skips if the one before it failed."""
         if self._untold:
-            self.connection.execute("begin")
+            self._pipeline.send("begin")
             self._run(*self._untold)
-            self.connection.execute("commit")
+            self._pipeline.send("commit")
 
     def listen(self, namespace: str, kind: str) -> None:
         """Receive notifications of this kind. Each kind has a channel, so a node is not woken by kinds it does not use.
@@ -209,9 +186,7 @@ class PostgresSession(LaneSession):
     def _listen(self, *names: str) -> None:
         """Listen to channels. If that fails, poll for a while instead: a server with a full queue may take too long."""
         try:
-            with self._translated():
-                for name in names:
-                    self.connection.execute(f'listen "{name}"')
+            self.read(*(Step(f'listen "{name}"', {}) for name in names))
         except Failed as error:
             self.be_deaf(f"cannot listen to notifications ({error})")
 
@@ -231,8 +206,7 @@ class PostgresSession(LaneSession):
             self._listen(*sorted(self._channels))
         elif self._deaf_until == LONG_AGO and self._counted > FLOOD_PER_S:
             self._counted = 0
-            with self._translated():
-                self.connection.execute("unlisten *")
+            self.read(Step("unlisten *", {}))
             self.be_deaf(f"too many notifications, more than {FLOOD_PER_S} in a second")
 
     def be_deaf(self, why: str) -> None:
@@ -250,10 +224,8 @@ class PostgresSession(LaneSession):
         with self._translated():
             if not self._notes:
                 wait_readable([self.connection.fileno(), waker], seconds)
-            raw = self.connection.pgconn
-            raw.consume_input()
-            while note := raw.notifies():
-                self._hear(note.extra.decode())
+            self.connection.pgconn.consume_input()
+            self._pipeline.hear()
         notes, self._notes = self._notes, []
         return notes
 
@@ -265,38 +237,10 @@ class PostgresSession(LaneSession):
         if diagnostic.severity_nonlocalized in ("FATAL", "PANIC"):
             self._server_ends()
 
-    def _listen_to(self, pipeline: Any) -> None:
-        """Notice that the server ends the connection, in the reply to a call.
-
-        psycopg raises an error after all replies have arrived, which here is the connection's end. So each result is
-        examined on its way in. If a release of psycopg has no such hook, the error is noticed when psycopg raises it.
-        """
-        pq = load().pq
-        process: Any = getattr(pipeline, "_process_results", None)
-        if process is None:
-            return
-
-        def listening(queued: Any, results: Any) -> None:
-            for result in results:
-                if result.status == pq.ExecStatus.FATAL_ERROR:
-                    severity = result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED)
-                    if severity in (b"FATAL", b"PANIC"):
-                        self._server_ends()
-            process(queued, results)
-
-        pipeline._process_results = listening  # noqa: SLF001 - see above
-
     def _server_ends(self) -> None:
         """Cut calls under way: they would wait for the connection's end, and the sentinel is freed before that."""
         self._fatal = True
         self.abort()
-
-    def sleep_through_waits(self) -> None:
-        """Do not wake up while the server works. psycopg wakes ten times a second, so that Ctrl-C ends a wait.
-
-        This is for the lanes: signals reach only the main thread, and :meth:`abort` ends a wait as well.
-        """
-        self.connection.wait = partial(self.connection.wait, interval=WAIT_S)  # type: ignore[method-assign]
 
     def fileno(self) -> int:
         """Return the descriptor of the connection's socket."""
@@ -308,6 +252,9 @@ class PostgresSession(LaneSession):
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
+            # Another thread that waits for the server would not notice that the descriptor was closed.
+            if self.connection.info.transaction_status == load().pq.TransactionStatus.ACTIVE:
+                shut_down_socket(self.connection)
             self.connection.close()
 
 
@@ -331,11 +278,10 @@ class PooledSession(PostgresSession):
 
     def _begin(self) -> None:
         self.unreplicated = False
-        self.connection.execute("begin isolation level read committed, read write")
-        self.connection.execute(self._settings)
+        self._pipeline.send("begin isolation level read committed, read write")
+        self._pipeline.send(self._settings)
         if self._server is not None:
-            text = self.dialect.text("select {schema}same_server(:line)")
-            self.connection.execute(text, {"line": self._server.line})
+            self._run(Step("select {schema}same_server(:line)", {"line": self._server.line}))
 
     def read(self, *steps: Step) -> Sequence[Result]:
         """Run some queries in a transaction, which brings the settings and the check of the server."""
@@ -343,27 +289,6 @@ class PooledSession(PostgresSession):
 
     def listen(self, namespace: str, kind: str) -> None:
         """Do nothing: the pooler's connection would listen, and its next client would get the notifications."""
-
-
-def _end_with_sync(pipeline: Any) -> None:
-    """Send nothing after the message that ends the pipeline.
-
-    psycopg sends a request to flush after it, if the replies are not there yet. When that request reaches PgBouncer
-    after the replies have passed, PgBouncer reserves a server connection for it, and keeps it until the session's next
-    transaction. A release of psycopg without these methods ends its pipelines in its own way.
-    """
-    fetch: Any = getattr(pipeline, "_fetch_gen", None)
-    if fetch is None or not hasattr(pipeline, "_exit_gen"):
-        return
-
-    def end() -> Iterator[Any]:
-        try:
-            pipeline._enqueue_sync()  # noqa: SLF001 - see above
-            yield from pipeline._communicate_gen()  # noqa: SLF001
-        finally:
-            yield from fetch(flush=False)
-
-    pipeline._exit_gen = end  # noqa: SLF001
 
 
 def channel(dialect: Dialect, namespace: str, kind: str) -> str:

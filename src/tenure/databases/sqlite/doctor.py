@@ -62,7 +62,7 @@ def examine(settings: NodeSettings) -> Iterator[Finding]:
         return
     file = DatabaseFile(path, file_id(path, companions=False), companions=False)
     with contextlib.closing(SqliteSession(connection, file)) as session:
-        yield from run_checks(CHECKS, Case(settings, session, path))
+        yield from run_checks(CHECKS, Case(doctor.as_members(settings, session), session, path))
 
 
 def _places(path: Path, sentinels: Path) -> Iterator[Finding]:
