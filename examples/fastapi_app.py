@@ -25,7 +25,7 @@ async def scheduler(term: tenure.AsyncTerm) -> None:  # cancelled when this repl
 
 
 app = FastAPI(lifespan=tenure_lifespan(node))
-app.mount("/tenure", health(node))  # /tenure/healthz, /tenure/readyz, /tenure/leader
+app.mount("/health", health(node))  # /health/healthz, /health/readyz, /health/leader
 
 
 @app.get("/")

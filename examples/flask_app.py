@@ -14,7 +14,7 @@ schedule = tenure.Schedule()
 
 @schedule.every("1 s")
 def report(run: tenure.Run) -> None:
-    print(f"report of {run.due:%H:%M:%S}, under token {run.term.token}", flush=True)
+    print(f"report of {run.due.astimezone():%H:%M:%S}, under token {run.term.token}", flush=True)
 
 
 def create_app() -> flask.Flask:

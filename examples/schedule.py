@@ -10,7 +10,7 @@ schedule = tenure.Schedule(zone="Europe/Paris")
 
 @schedule.every("1 s")
 def tick(run: tenure.Run) -> None:
-    print(f"{run.due:%H:%M:%S} under token {run.term.token}, {run.missed} missed", flush=True)
+    print(f"{run.due.astimezone():%H:%M:%S} under token {run.term.token}, {run.missed} missed", flush=True)
 
 
 @schedule.cron("30 2 * * *", delivery="at-least-once", within="6 h")

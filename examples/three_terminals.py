@@ -15,7 +15,7 @@ node.leader_only("ticker", schedule)
 
 @schedule.every("1 s")
 def tick(run: tenure.Run) -> None:
-    print(f"{run.due:%H:%M:%S}  tick under token {run.term.token}, {run.missed} missed before it", flush=True)
+    print(f"{run.due.astimezone():%H:%M:%S}  tick under token {run.term.token}, {run.missed} missed", flush=True)
 
 
 @node.everywhere

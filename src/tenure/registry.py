@@ -15,7 +15,7 @@ from tenure.databases import guards
 from tenure.databases.backend import LOOK_TIMEOUT_S, backend_for
 from tenure.databases.connecting import time_limit
 from tenure.errors import ConfigError, NodeClosed, NotLeader, StoreUnavailable, WaitTimeout
-from tenure.settings import Password, check_limit, check_name, check_promotion, check_ttl, node_settings
+from tenure.settings import Password, check_limit, check_name, check_promotion, check_ttl, node_settings, some_names
 from tenure.store import forgetting, job_statements, migrations, namespaces, records, statements
 from tenure.store.namespaces import WaitInfo
 from tenure.store.records import (
@@ -168,9 +168,10 @@ class Registry:
         import difflib  # noqa: PLC0415 - only needed here
 
         near = difflib.get_close_matches(role, found)
-        nearest = "the nearest name is" if len(near) == 1 else "the nearest names are"
-        known = f"{nearest} {', '.join(map(repr, near))}" if near else f"it has {len(found)} others"
-        raise ConfigError(f"namespace {self.namespace!r} has no role {role!r}; {known if found else 'it has no roles'}")
+        known = f"known roles: {some_names(found)}" if found else "it has no roles"
+        if near:
+            known = ("the nearest name is " if len(near) == 1 else "the nearest names are ") + some_names(near)
+        raise ConfigError(f"namespace {self.namespace!r} has no role {role!r}; {known}")
 
     def members(self) -> list[MemberInfo]:
         """Return the living members, in the order in which they joined."""
@@ -199,7 +200,7 @@ class Registry:
         return [_with_next(replace(job, last=last.get((job.role, job.job)))) for job in found]
 
     def runs(self, job: str | None = None, limit: int = 20, *, role: str | None = None) -> list[RunRecord]:
-        """Return the last runs of a job, or of all jobs, newest first."""
+        """Return the last runs of a job, or of all jobs, newest first, by their due times."""
         limit = check_limit(limit)
         if job is None:
             with self._asking():
@@ -262,7 +263,7 @@ class Registry:
         of_role = "" if role is None else f" of role {role!r}"
         if any(record.job == job for record in found):
             raise ConfigError(f"job {job!r}{of_role} is in no schedule: its runs are claimed by hand")
-        names = ", ".join(repr(record.job) for record in known) or "none"
+        names = some_names(record.job for record in known) if known else "none"
         raise ConfigError(f"no schedule{of_role} has a job {job!r}; known jobs: {names}")
 
     def _job_steps(self, role: str, job: str, *texts: str, **parameters: Any) -> list[Step]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -65,10 +66,6 @@ class Status:
         return cls(overview.namespace, overview.as_of, overview.roles, overview.members, waits)
 
 
-STATES = ("overdue", "vacant", "led", "idle")
-"""The states of a role, beginning with those that need attention."""
-
-
 def state_of_role(role: RoleInfo) -> str:
     """Return the state of a role: overdue, vacant (though it has candidates), led, or idle (it has no candidates)."""
     if role.leader is not None:
@@ -76,9 +73,19 @@ def state_of_role(role: RoleInfo) -> str:
     return "vacant" if role.candidates else "idle"
 
 
-def by_attention(roles: Iterable[RoleInfo]) -> list[RoleInfo]:
-    """Return roles in the order of their states, those that need attention first."""
-    return sorted(roles, key=lambda role: STATES.index(state_of_role(role)))
+LATE = 0.5
+"""After which part of its TTL a member is late: a node renews every quarter of it, and no setting lets it wait for
+half of it."""
+
+
+def is_late(member: MemberInfo) -> bool:
+    """Whether a member has missed a renewal or more: it may hang, and others notice that when its lease is over."""
+    return not member.overdue and member.renewed_ago > LATE * member.ttl
+
+
+def by_name(members: Iterable[MemberInfo]) -> list[MemberInfo]:
+    """Return members in the order of their names, the overdue ones before all others."""
+    return sorted(members, key=lambda member: (not member.overdue, member.name))
 
 
 @dataclass(frozen=True)
@@ -237,6 +244,15 @@ def is_many(run: RunRecord) -> bool:
 def attempt(run: RunRecord) -> str:
     """Return which attempt a run was."""
     return "by request" if run.attempt == 0 else "-" if is_many(run) else str(run.attempt)
+
+
+def first_line(detail: str) -> str:
+    r"""Return the first line of what is recorded about a run: a driver's message may have many.
+
+    A line break is recorded as ``\n``, and a backslash as two.
+    """
+    found = re.match(r"(?:[^\\\n]|\\[^n])*", detail)
+    return found[0].rstrip() if found else detail
 
 
 def took(run: RunRecord) -> str:

@@ -21,7 +21,7 @@ from tests.support.schedules import unaccounted
 from tests.support.store_by_hand import until
 
 ROUNDS = int(os.environ.get("RUN_ROUNDS", "6"))
-"""How often a machine is killed; `RUN_ROUNDS=100 make test ARGS=…` for more."""
+"""How often a machine is killed; `RUN_ROUNDS=100 make test ARGS="-m long …"` for more."""
 
 
 def tenure_(*arguments, url="", **options):
@@ -97,7 +97,8 @@ def test_crontabs_that_differ_are_warned_of(sqlite_url, tmp_path, machine):
     assert second.poll() is None
 
 
-def test_commands_never_overlap_and_no_due_time_runs_twice_on_four_machines(postgres_url, tmp_path, machine):
+@pytest.mark.parametrize("rounds", [2, pytest.param(ROUNDS, marks=pytest.mark.long)], ids=["few rounds", "all rounds"])
+def test_commands_never_overlap_and_no_due_time_runs_twice_on_four_machines(postgres_url, tmp_path, machine, rounds):
     """Each command looks for those before it, and writes when it begins; machines are killed at random."""
     look = "for pid in $(cat pids 2>/dev/null); do kill -0 $pid 2>/dev/null && echo overlap $pid >>log; done"
     script = f'cd {tmp_path}; {look}; echo $$ >>pids; echo "begin $TENURE_DUE" >>log; sleep 0.3'
@@ -107,7 +108,7 @@ def test_commands_never_overlap_and_no_due_time_runs_twice_on_four_machines(post
         machines[number] = machine("--node", f"m{number}", *crontab, url=postgres_url)
     until(lambda: "tick" in Answer("jobs", url=postgres_url).out, "the job is known")
     with tenure.Registry(postgres_url) as registry:
-        for number in range(5, 5 + ROUNDS):
+        for number in range(5, 5 + rounds):
             registry.trigger("tick")
             until(lambda: any(run.outcome == "begun" for run in registry.runs("tick")), "a run")
             time.sleep(chance.uniform(0.0, 0.3))
@@ -171,6 +172,7 @@ def leader_of(registry):
 # --- tenure run --claim ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.twin("postgres")
 def test_claimed_run_is_made_by_one_machine_only(store_url, tmp_path):
     """As a system's cron does, on every machine: the first runs the command, the others find it done."""
     due = "2026-11-17T02:30+01:00"

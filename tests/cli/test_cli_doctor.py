@@ -241,6 +241,7 @@ def test_missing_privileges_are_found_and_the_remedy_gives_them(tables, worker):
     Visit(url).only()
 
 
+@pytest.mark.twin("postgres")
 def test_tables_of_a_newer_release_are_found(one_url):
     with Desk(one_url, join=False) as desk:
         meta = desk.session.dialect.prefix + "meta"
@@ -343,6 +344,17 @@ def test_ttl_is_held_against_the_distance_and_the_largest_permitted(tables, monk
             assert pace(settings.settings, round_trip_s).level == level
 
 
+def test_ttl_that_is_not_given_is_that_of_the_living_members(store_url):
+    tell("init", url=store_url)
+    assert Visit(store_url).texts["ttl"].startswith("ttl=10, the default: a renewal every 2.5 s")
+    with Desk(store_url, ttl=4):
+        assert Visit(store_url).texts["ttl"].startswith("ttl=4, as the living members have it: a renewal every 1 s")
+        with Desk(store_url, ttl=6):
+            assert Visit(store_url).texts["ttl"].startswith("ttl=4, the shortest of the living members: ")
+        assert Visit(store_url, "--ttl", "5").texts["ttl"].startswith("ttl=5: a renewal every 1.25 s")
+
+
+@pytest.mark.twin("postgres")
 def test_limit_that_the_first_node_sets_is_neither_shown_nor_held_against_the_ttl(store_url):
     tell("init", url=store_url)
     visit = Visit(store_url, "--ttl", "100")
@@ -419,6 +431,7 @@ def test_namespace_that_waits_is_found(tables):
     assert visit.texts["namespace"] == "'another' is new: the first node creates it"
 
 
+@pytest.mark.twin("postgres")
 def test_member_that_no_other_watches_is_found(one_url):
     with Desk(one_url) as desk:
         members, long_ago = desk.session.dialect.prefix + "members", "2001-01-01 00:00:00.000"
@@ -432,6 +445,7 @@ def test_member_that_no_other_watches_is_found(one_url):
 
 
 @pytest.mark.parametrize(("ago_s", "overdue"), [(20, False), (31, True), (60, True), (1000, True)])
+@pytest.mark.twin("postgres")
 def test_doctor_and_status_agree_on_who_is_overdue(one_url, ago_s, overdue):
     with Desk(one_url, ttl=30) as desk:
         members = desk.session.dialect.prefix + "members"

@@ -21,6 +21,7 @@ import pytest
 import tenure
 from tenure.cli.run.guard_process import GUARD
 from tenure.cli.run.processes import PR_SET_CHILD_SUBREAPER
+from tenure.election import HAND_OVER_S
 from tenure.internals import engine_of
 from tenure.registry import Registry
 from tests.conftest import missing
@@ -181,6 +182,7 @@ def adopting():
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
+@pytest.mark.twin("postgres")
 def test_the_sentinel_stands_until_the_guard_has_done_its_work(tmp_path, one_url, adopting):
     """The guard is stopped for a moment, so that it is late. No other process leads meanwhile."""
     contest = Contest(tmp_path / "role", one_url, 2, "--ttl", "30")
@@ -263,6 +265,7 @@ def test_what_the_command_leaves_running_ends_before_the_role_is_handed_over(tmp
     assert state(int(log.read_text())) is None
 
 
+@pytest.mark.twin("postgres")
 def test_a_leader_that_is_asked_to_resign_ends_its_command_first(tmp_path, one_url):
     contest = Contest(tmp_path / "role", one_url, 2, "--restart", "--grace", "0.5")
     with contextlib.closing(contest):
@@ -290,6 +293,7 @@ def test_a_command_that_was_ended_in_time_is_not_started_again_under_the_same_to
     assert int(log.read_text().split()[1]) > 1
 
 
+@pytest.mark.twin("postgres")
 def test_one_that_leaves_takes_no_further_term(tmp_path, one_url, start):
     begun = tmp_path / "begun"
     runner = start("--ttl", "5", "--", "sh", "-c", writes(begun) + "exec sleep 1000", url=one_url)
@@ -300,6 +304,20 @@ def test_one_that_leaves_takes_no_further_term(tmp_path, one_url, start):
         assert [term.reason for term in registry.history("work")] == ["resigned"]
 
 
+def test_one_that_leaves_does_not_wait_for_itself_before_it_hands_over(tmp_path, postgres_url, start):
+    first, second = tmp_path / "first", tmp_path / "second"
+    start("--", "sh", "-c", writes(first) + "exec sleep 1000", url=postgres_url)
+    eventually(first.exists, "the command")
+    start("--", "sh", "-c", writes(second) + "exec sleep 1000", url=postgres_url)
+    with Registry(postgres_url) as registry:
+        eventually(lambda: len(registry.candidates("work")) == 2, "another candidate")
+        asked = time.monotonic()
+        registry.resign("work")
+        assert time.monotonic() - asked < HAND_OVER_S
+    eventually(second.exists, "the successor's command")
+
+
+@pytest.mark.twin("postgres")
 def test_a_guard_that_was_stopped_is_woken_by_a_message(tmp_path, one_url, start):
     begun = tmp_path / "begun"
     runner = start("--", "sh", "-c", writes(begun) + "exec sleep 1000", url=one_url)
@@ -310,6 +328,7 @@ def test_a_guard_that_was_stopped_is_woken_by_a_message(tmp_path, one_url, start
     assert runner.wait() == 143
 
 
+@pytest.mark.twin("postgres")
 def test_a_runner_whose_guard_was_killed_while_it_waits_gets_another(tmp_path, one_url, start):
     begun, over = tmp_path / "begun", tmp_path / "over"
     start("--", "sh", "-c", writes(begun) + f"while ! [ -e {over} ]; do sleep 0.02; done", url=one_url)
@@ -431,6 +450,7 @@ def test_a_command_is_guarded_in_a_pid_namespace_and_beside_hidden_processes(wor
 
 @pytest.mark.parametrize("kind", BLIND.values(), ids=BLIND)
 @pytest.mark.parametrize(("ends", "code"), [("", 0), ("TERM", 143), ("KILL", 137)])
+@pytest.mark.twin("0-proc", "143-no-proc", "143-proc-of-the-host", "137-no-proc", "137-proc-of-a-dead")
 def test_who_is_content_with_the_process_group_gets_that(world, kind, ends, code):
     here = world(kind, "--group-only", ends=ends, script=DAEMON + ("wait" if ends else ""))
     assert here.code == code
@@ -517,6 +537,7 @@ def test_usage_errors_are_2(sqlite_url, arguments, words):
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.twin("postgres")
 def test_who_may_not_wait_leaves_at_once_and_who_waits_leaves_in_time(tmp_path, one_url, start):
     begun = tmp_path / "begun"
     start("--", "sh", "-c", writes(begun) + "exec sleep 1000", url=one_url)
@@ -600,6 +621,7 @@ def test_restart_runs_it_again_under_a_new_token(tmp_path, sqlite_url, start):
 # --- signals and the terminal ---------------------------------------------------------------------------------
 
 
+@pytest.mark.twin("postgres")
 def test_signals_are_passed_on_and_those_that_end_it_hand_the_role_over(tmp_path, one_url, start):
     heard = tmp_path / "heard"
     names = ["HUP", "QUIT", "USR1", "USR2", "WINCH", "INT", "TERM"]

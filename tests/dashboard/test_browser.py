@@ -62,6 +62,38 @@ def test_axe_finds_nothing_and_nothing_is_too_wide(signed_in, dark, narrow):
         assert wide <= 0, page
 
 
+@pytest.mark.parametrize("width", [390, 500])
+def test_long_names_are_broken_on_a_narrow_screen_and_dates_are_not(browser, sqlite_url, width):
+    pods = [f"payments-scheduler-7d9c6bf7b9-{end}" for end in ("x2x4q", "k9j2z")]
+    schedule = tenure.Schedule(zone="Europe/Paris")
+    schedule.cron("30 2 * * *", name="customer-statement-export-by-mail")(lambda _: None)
+    node = tenure.Node(sqlite_url, name=pods[0])
+    node.leader_only("payments", schedule)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(node)
+        registry = stack.enter_context(tenure.Registry(sqlite_url))
+        until(registry.jobs, "the job")
+        registry.trigger("customer-statement-export-by-mail")
+        until(lambda: [run.outcome for run in registry.runs()] == ["done"], "a run")
+        stack.enter_context(tenure.Node(sqlite_url, name=pods[1])).election("payments")
+        until(lambda: registry.roles()[0].candidates == 2, "two candidates")
+        registry.resign("payments")
+        address = stack.enter_context(ui(sqlite_url))
+        size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        stack.callback(look, browser, dark=False, narrow=False)
+        for page in ("jobs", "role?name=payments", ""):
+            browser.get(address + page)
+            cut = "return [...document.querySelectorAll('.scroll')].map((one) => one.scrollWidth - one.clientWidth)"
+            assert max(browser.execute_script(cut)) <= 0, page
+            heights = "return [...document.querySelectorAll('main time')].map((one) => one.getClientRects().length)"
+            assert set(browser.execute_script(heights)) <= {0, 1}, "each date is in one piece"
+            assert browser.find_element("css selector", ".left-out").is_displayed(), "it says what is not shown"
+        browser.get(address + "role?name=payments")
+        right = "return document.querySelector('.timeline .now').getBoundingClientRect().right"
+        assert browser.execute_script(right) <= width, "the present term is on the screen"
+
+
 def test_page_on_which_users_sign_in_is_accessible(signed_in):
     browser, address, _ = signed_in
     browser.delete_all_cookies()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -18,7 +20,8 @@ from tenure.cli import main
 from tenure.dashboard import User, dashboard, snapshot, threads, users_from_file
 from tests.dashboard.client import act, ask
 from tests.dashboard.conftest import OPERATOR, three
-from tests.support.store_by_hand import until
+from tests.support import starter
+from tests.support.store_by_hand import Desk, until
 
 TENURE = str(Path(sys.executable).with_name("tenure"))
 HAND_OVER = {"what": "hand-over", "role": "scheduler", "to": "worker-2", "token": "1"}
@@ -100,6 +103,7 @@ def test_worker_that_did_not_act_shows_no_notice_of_another_action(sqlite_url):
 
 
 @pytest.mark.parametrize("form", [{}, {"what": "destroy"}, {"what": "hand-over", "role": "scheduler"}])
+@pytest.mark.twin("postgres")
 def test_form_that_is_not_complete_does_nothing(operated, three_nodes, form):
     assert act(operated, None, form).status == 400
     assert "Nobody did anything" in ask(operated, "/actions").text
@@ -122,6 +126,66 @@ def test_jobs_are_run_paused_and_resumed(sqlite_url):
         act(app, None, {"what": "resume", **form})
         assert registry.jobs()[0].paused is None
         assert "Nothing waits" in ask(app, "/waits").text
+
+
+def test_page_shows_the_first_line_of_an_error(sqlite_url):
+    def fail(_):
+        raise ValueError("no such table\nLINE 1: insert")
+
+    schedule = tenure.Schedule()
+    schedule.every("1 h", name="invoices")(fail)
+    node = tenure.Node(sqlite_url, name="worker-1")
+    node.leader_only("scheduler", schedule)
+    with node, tenure.Registry(sqlite_url) as registry:
+        until(registry.jobs, "the job")
+        registry.trigger("invoices")
+        until(lambda: [run.outcome for run in registry.runs()] == ["failed"], "the run")
+        page = ask(dashboard(sqlite_url), "/jobs").text
+        assert "ValueError: no such table</td>" in page
+
+
+def test_page_of_one_job_does_not_repeat_its_name(sqlite_url):
+    schedule, ran = tenure.Schedule(), threading.Event()
+    schedule.every("1 h", name="invoices")(lambda _: ran.set())
+    node = tenure.Node(sqlite_url, name="worker-1")
+    node.leader_only("scheduler", schedule)
+    with node, tenure.Registry(sqlite_url) as registry:
+        until(registry.jobs, "the job")
+        registry.trigger("invoices")
+        assert ran.wait(20)
+        app = dashboard(sqlite_url)
+        heading = '<th scope="col">Job</th>'
+        assert ask(app, "/jobs").text.count(heading) == 2
+        page = ask(app, "/jobs", query={"role": "scheduler", "job": "invoices"}).text
+        assert (heading in page, page.count(">invoices<")) == (False, 1)
+
+
+def test_sentences_about_one_role_and_about_no_waits(sqlite_url):
+    with tenure.Node(sqlite_url, name="worker-1") as node:
+        node.election("scheduler").wait(20)
+        app = dashboard(sqlite_url)
+        assert "1 role, and it has a leader." in ask(app).text
+        assert "Nothing waits: every role has a leader, no job is paused, overdue" in ask(app, "/waits").text
+    until(lambda: "1 of 1 role without a leader, 0 overdue." in ask(app).text, "nobody leads")
+
+
+def test_members_and_candidates_are_in_the_order_of_their_names(sqlite_url):
+    with Desk(sqlite_url, name="c") as c, Desk(sqlite_url, name="a") as a, Desk(sqlite_url, name="b") as b:
+        for desk in (c, a, b):
+            desk.stand("scheduler")
+        app = dashboard(sqlite_url)
+        for page in ("/members", "/role"):
+            text = ask(app, page, query={"name": "scheduler"}).text
+            assert re.findall('<th scope="row" class="name">(.)</th>', text) == ["a", "b", "c"]
+
+
+def test_names_beside_the_picture_differ_where_pods_differ(sqlite_url):
+    pods = [f"payments-scheduler-7d9c6bf7b9-{end}" for end in ("x2x4q", "k9j2z")]
+    with Desk(sqlite_url, name=pods[0]) as first, Desk(sqlite_url, name=pods[1]) as second:
+        first.lead("r")
+        second.succeed(first, "r")
+        page = ask(dashboard(sqlite_url), "/role", query={"name": "r"}).text
+        assert re.findall(r'<text x="0" .*>(.*)</text>', page) == ["payments…bf7b9-k9j2z", "payments…bf7b9-x2x4q"]
 
 
 def test_many_who_look_cost_one_reading_a_second(sqlite_url, monkeypatch):
@@ -283,6 +347,7 @@ def test_dashboard_is_no_member_and_holds_no_lock(postgres_url):
         assert held == before
 
 
+@pytest.mark.twin("postgres")
 def test_gap_is_counted_from_the_last_sign_of_life(store_url, tmp_path):
     from tests.support.cluster import Cluster
 
@@ -361,18 +426,16 @@ def test_access_function_may_be_async_and_its_wrong_answer_is_an_error(sqlite_ur
 @pytest.mark.parametrize("bind", ["0.0.0.0:0", "192.0.2.1:0", "[::]:0", "example.com:80"])
 def test_ui_that_others_could_reach_needs_users(sqlite_url, bind):
     tenure.Registry(sqlite_url).create()
-    done = subprocess.run(
-        [TENURE, "ui", "--url", sqlite_url, "--bind", bind], capture_output=True, text=True, check=False
-    )
+    done = starter.run("tenure", "ui", "--url", sqlite_url, "--bind", bind, env=os.environ)
     assert done.returncode == 2
-    assert "give --users-file" in done.stderr
+    assert b"give --users-file" in done.stderr
 
 
-@pytest.mark.parametrize(("bind", "said"), [("nonsense", "is not HOST:PORT"), ("127.0.0.1:99999", "is not HOST:PORT")])
+@pytest.mark.parametrize(
+    ("bind", "said"), [("nonsense", b"is not HOST:PORT"), ("127.0.0.1:99999", b"is not HOST:PORT")]
+)
 def test_ui_names_a_wrong_address(sqlite_url, bind, said):
-    done = subprocess.run(
-        [TENURE, "ui", "--url", sqlite_url, "--bind", bind], capture_output=True, text=True, check=False
-    )
+    done = starter.run("tenure", "ui", "--url", sqlite_url, "--bind", bind, env=os.environ)
     assert (done.returncode, said in done.stderr) == (2, True)
 
 

@@ -91,10 +91,10 @@ def test_fastapi_serves_on_four_workers_and_schedules_on_one(postgres_url, tmp_p
     port = free_port()
     command = uvicorn("examples.fastapi_app:app", port, "--workers", "4")
     with Server("example", port, command, {"TENURE_URL": postgres_url}, tmp_path) as server:
-        server.wait_for("/tenure/readyz")
+        server.wait_for("/health/readyz")
         until(lambda: "scheduled" in server.running.output(), "a leader", PATIENCE_S)
         until(lambda: answered_by(server) > 1, "several workers to answer", PATIENCE_S)
-        leads = {server.wait_for("/tenure/leader").json()["node"] for _ in range(3)}
+        leads = {server.wait_for("/health/leader").json()["node"] for _ in range(3)}
         assert len(leads) == 1
         assert server.ask("/schedules", "POST").status_code in (200, 503)
         said = re.findall(r"(\S+): scheduled, under token (\d+)", server.running.output())

@@ -61,6 +61,7 @@ def check_written_once(url):
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.twin("repeatable read")
 def test_mark_and_writes_are_committed_together_at_every_isolation_level(due_url, level):
     def report(run):
         with at_level(due_url, level) as connection:
@@ -77,6 +78,7 @@ def test_mark_and_writes_are_committed_together_at_every_isolation_level(due_url
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.twin("repeatable read")
 def test_mark_that_another_transaction_keeps_from_being_written_is_refused_and_made_by_the_next_attempt(due_url, level):
     """The job's row changes after the transaction's snapshot: an operator asks for a run."""
     errors = []
@@ -109,6 +111,7 @@ def test_mark_that_another_transaction_keeps_from_being_written_is_refused_and_m
 
 @pytest.mark.parametrize("level", [level.replace(" ", "_") for level in LEVELS])
 @pytest.mark.parametrize("due_url", ["postgres"], indirect=True)
+@pytest.mark.twin("repeatable_read")
 def test_mark_and_writes_are_committed_together_on_asyncpg(due_url, level):
     async def report(run):
         connection = await asyncpg.connect(due_url)

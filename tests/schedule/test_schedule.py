@@ -110,6 +110,7 @@ def test_schedule_works_on_an_async_node(sqlite_url, backend):
     assert unaccounted(sqlite_url) == []
 
 
+@pytest.mark.twin("postgres")
 def test_first_leader_makes_up_for_nothing(store_url):
     """A new job counts from the moment when it was first seen: an hour ago it was not there."""
     diary = Diary()
@@ -122,6 +123,7 @@ def test_first_leader_makes_up_for_nothing(store_url):
 # --- what is missed -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.twin("postgres")
 def test_once_makes_one_run_for_everything_that_was_missed(store_url):
     seen(store_url)
     let_pass(store_url, 5 * HOUR_S, "report")
@@ -133,6 +135,7 @@ def test_once_makes_one_run_for_everything_that_was_missed(store_url):
     assert unaccounted(store_url) == []
 
 
+@pytest.mark.twin("postgres")
 def test_each_makes_exactly_the_runs_that_are_not_too_late(store_url):
     seen(store_url)
     let_pass(store_url, 5 * HOUR_S, "report")
@@ -146,6 +149,7 @@ def test_each_makes_exactly_the_runs_that_are_not_too_late(store_url):
     assert unaccounted(store_url) == []
 
 
+@pytest.mark.twin("postgres")
 def test_skip_makes_no_run_and_records_the_stretch_with_the_next_one(store_url):
     seen(store_url)
     # The latest due time is more than half a minute ago, whenever this test runs.
@@ -158,6 +162,7 @@ def test_skip_makes_no_run_and_records_the_stretch_with_the_next_one(store_url):
         assert node.election("r").is_leader
 
 
+@pytest.mark.twin("postgres")
 def test_two_weeks_of_five_seconds_are_one_run_and_one_row(store_url):
     """No storm: 241,920 due times passed while everything was down."""
     schedule = tenure.Schedule()
@@ -178,6 +183,7 @@ def test_two_weeks_of_five_seconds_are_one_run_and_one_row(store_url):
     assert unaccounted(store_url) == []
 
 
+@pytest.mark.twin("postgres")
 def test_audit_finds_a_due_time_that_was_lost(store_url):
     """The audit of these tests is worth something: it sees a row that is gone, and one that covers too little."""
     seen(store_url)
@@ -195,6 +201,7 @@ def test_audit_finds_a_due_time_that_was_lost(store_url):
 # --- definitions ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.twin("postgres")
 def test_changed_definition_counts_from_now_and_the_old_one_is_accounted_for(store_url):
     seen(store_url)
     let_pass(store_url, 5 * HOUR_S, "report")
@@ -207,6 +214,7 @@ def test_changed_definition_counts_from_now_and_the_old_one_is_accounted_for(sto
     assert outcomes(store_url, "report") == ["skipped missed 5"]
 
 
+@pytest.mark.twin("postgres")
 def test_job_that_the_leader_does_not_know_is_kept(store_url):
     seen(store_url)
     other = tenure.Schedule()
@@ -217,6 +225,7 @@ def test_job_that_the_leader_does_not_know_is_kept(store_url):
     assert record.listed < another.listed
 
 
+@pytest.mark.twin("postgres")
 def test_other_time_zone_data_is_warned_of(store_url, caplog):
     schedule = tenure.Schedule(zone="Europe/Paris")
     schedule.cron("0 0 1 1 *", name="report")(nothing)
@@ -237,6 +246,7 @@ def make_due(url):
     let_pass(url, HOUR_S, "report")
 
 
+@pytest.mark.twin("postgres")
 def test_job_that_raises_is_attempted_again(store_url):
     make_due(store_url)
     attempts = []
@@ -257,6 +267,7 @@ def test_job_that_raises_is_attempted_again(store_url):
     assert unaccounted(store_url) == []
 
 
+@pytest.mark.twin("postgres")
 def test_job_that_fails_in_every_attempt_is_not_repeated_by_the_next_leader(store_url):
     make_due(store_url)
 
@@ -282,6 +293,7 @@ def test_error_whose_text_no_database_can_store_is_recorded_all_the_same(store_u
     assert rows(store_url, "report")[0].detail.startswith("ValueError: NUL \\x00, long \\xe9")
 
 
+@pytest.mark.twin("postgres")
 def test_plain_function_that_returns_a_coroutine_has_failed(store_url):
     make_due(store_url)
 
@@ -294,6 +306,7 @@ def test_plain_function_that_returns_a_coroutine_has_failed(store_url):
 
 
 @pytest.mark.parametrize("kind", ["thread", "coroutine"])
+@pytest.mark.twin("postgres")
 def test_run_that_takes_too_long_is_stopped_and_recorded(store_url, kind):
     make_due(store_url)
 
@@ -309,6 +322,7 @@ def test_run_that_takes_too_long_is_stopped_and_recorded(store_url, kind):
     assert rows(store_url, "report")[0].detail == "TimeoutError: it took longer than 0.2 s"
 
 
+@pytest.mark.twin("postgres")
 def test_overlap_skips_due_times_that_pass_during_a_run(store_url):
     runs, release, schedule = [], threading.Event(), tenure.Schedule()
 
@@ -328,6 +342,7 @@ def test_overlap_skips_due_times_that_pass_during_a_run(store_url):
     assert unaccounted(store_url) == []
 
 
+@pytest.mark.twin("postgres")
 def test_workers_limit_how_many_functions_run_at_once(store_url):
     at_work, most, schedule = set(), [], tenure.Schedule(workers=2)
 
@@ -379,6 +394,7 @@ def test_run_is_finished_on_a_connection_of_the_application(store_url):
 
 
 @pytest.mark.parametrize("delivery", ["at-most-once", "at-least-once"])
+@pytest.mark.twin("postgres-at-most-once")
 def test_error_inside_the_transaction_of_a_run_is_recorded_and_tried_again(store_url, delivery):
     make_due(store_url)
 
@@ -391,6 +407,7 @@ def test_error_inside_the_transaction_of_a_run_is_recorded_and_tried_again(store
     assert {run.detail for run in rows(store_url, "report")} == {"ValueError: inside"}
 
 
+@pytest.mark.twin("postgres")
 def test_error_after_the_transaction_of_a_run_is_logged_and_the_run_is_done(store_url, caplog):
     make_due(store_url)
 
@@ -404,6 +421,7 @@ def test_error_after_the_transaction_of_a_run_is_logged_and_the_run_is_done(stor
     assert outcomes(store_url, "report") == ["done"]
 
 
+@pytest.mark.twin("postgres")
 def test_attempt_is_recorded_under_the_token_of_its_own_term(store_url):
     make_due(store_url)
     slow, begun = slow_job()
@@ -414,6 +432,7 @@ def test_attempt_is_recorded_under_the_token_of_its_own_term(store_url):
         assert rows(store_url, "report")[1].token == node.election("r").leader().token
 
 
+@pytest.mark.twin("postgres")
 def test_error_that_the_job_ignores_does_not_mark_the_run_as_done(store_url):
     make_due(store_url)
 
@@ -434,6 +453,7 @@ def leave_begun(url):
     execute(url, f"update {table(url, 'runs')} set outcome = 'begun', ended_at = null where outcome = 'done'")
 
 
+@pytest.mark.twin("postgres")
 def test_run_that_did_not_end_is_lost_and_made_again_at_least_once(store_url):
     make_due(store_url)
     with leading(store_url, hourly(nothing, delivery="at-least-once")):
@@ -448,6 +468,7 @@ def test_run_that_did_not_end_is_lost_and_made_again_at_least_once(store_url):
     assert unaccounted(store_url) == []
 
 
+@pytest.mark.twin("postgres")
 def test_run_that_did_not_end_is_lost_and_not_made_again_at_most_once(store_url):
     make_due(store_url)
     with leading(store_url, hourly(nothing)):
@@ -460,6 +481,7 @@ def test_run_that_did_not_end_is_lost_and_not_made_again_at_most_once(store_url)
     assert diary == []
 
 
+@pytest.mark.twin("postgres")
 def test_run_that_did_not_end_is_made_again_after_a_change_of_its_definition(store_url):
     make_due(store_url)
     slow, begun = slow_job()
@@ -474,6 +496,7 @@ def test_run_that_did_not_end_is_made_again_after_a_change_of_its_definition(sto
     assert outcomes(store_url, "report") == ["interrupted", "done"]
 
 
+@pytest.mark.twin("postgres")
 def test_error_about_the_term_of_another_role_is_a_failure_like_any_other(store_url):
     make_due(store_url)
 
@@ -484,6 +507,7 @@ def test_error_about_the_term_of_another_role_is_a_failure_like_any_other(store_
         until(lambda: outcomes(store_url, "report") == ["failed"], "the failure")
 
 
+@pytest.mark.twin("postgres")
 def test_paused_job_does_not_make_a_run_again_before_it_is_resumed(store_url):
     make_due(store_url)
     slow, begun = slow_job()
@@ -561,6 +585,7 @@ def test_request_whose_commit_was_not_answered_is_answered_once(store_url):
     assert len(diary) == 1
 
 
+@pytest.mark.twin("postgres")
 def test_request_that_is_read_late_repeats_nothing(store_url):
     """The answer about requests comes after a run has been claimed and made: its marks are old by then."""
     schedule, diary = tenure.Schedule(), Diary()
@@ -597,6 +622,7 @@ def test_claimed_run_whose_machine_died_is_lost_with_the_next_claim(store_url):
 
 
 @pytest.mark.parametrize("kind", ["thread", "coroutine"])
+@pytest.mark.twin("postgres-coroutine")
 def test_hand_over_interrupts_a_run(store_url, kind):
     make_due(store_url)
     slow, begun = slow_job()
@@ -612,6 +638,7 @@ def test_hand_over_interrupts_a_run(store_url, kind):
     assert outcomes(store_url, "report") == ["interrupted"]
 
 
+@pytest.mark.twin("postgres")
 def test_hand_over_lets_a_run_finish_that_may(store_url):
     make_due(store_url)
     begun, ended = threading.Event(), []
@@ -655,6 +682,7 @@ def test_run_that_is_asked_for_is_made_beside_the_due_times(store_url):
     assert unaccounted(store_url) == []
 
 
+@pytest.mark.twin("postgres")
 def test_request_that_no_leader_has_seen_waits_for_the_next_one(store_url):
     seen(store_url)
     with tenure.Registry(store_url) as registry:
@@ -665,6 +693,7 @@ def test_request_that_no_leader_has_seen_waits_for_the_next_one(store_url):
         until(lambda: diary, "the run")
 
 
+@pytest.mark.twin("postgres")
 def test_paused_job_does_not_run_and_its_due_times_are_one_row(store_url):
     diary, schedule = Diary(), tenure.Schedule()
     schedule.every("1 s")(diary)
@@ -681,6 +710,7 @@ def test_paused_job_does_not_run_and_its_due_times_are_one_row(store_url):
     assert unaccounted(store_url) == []
 
 
+@pytest.mark.twin("postgres")
 def test_mark_in_the_future_is_shown_and_can_be_reset(store_url, caplog):
     seen(store_url)
     let_pass(store_url, HOUR_S, "report")
@@ -695,6 +725,7 @@ def test_mark_in_the_future_is_shown_and_can_be_reset(store_url, caplog):
         assert not registry.reset("report")
 
 
+@pytest.mark.twin("postgres")
 def test_unknown_job_is_refused_with_the_names_of_the_others(store_url):
     seen(store_url)
     with tenure.Registry(store_url) as registry:
@@ -726,6 +757,7 @@ def test_two_schedules_of_one_role_are_both_measured(sqlite_url):
         assert all(0 <= job.overdue < 60 for job in node.stats().jobs)
 
 
+@pytest.mark.twin("postgres")
 def test_old_rows_are_folded_into_one_that_counts_them(store_url):
     schedule = tenure.Schedule()
     schedule.every("1 s", name="report")(nothing)
@@ -749,6 +781,7 @@ def fold_runs(url, kept):
         desk.ask(messages.Tidy())
 
 
+@pytest.mark.twin("postgres")
 def test_folded_row_says_how_its_runs_ended_however_often_rows_are_folded(store_url):
     """A lost run must not vanish in a count: a job that is due every second has a hundred newer rows soon."""
     seen(store_url)
@@ -883,6 +916,7 @@ def test_schedule_without_jobs_is_warned_of(sqlite_url, caplog):
         until(lambda: "the schedule has no jobs" in caplog.text, "the warning")
 
 
+@pytest.mark.twin("postgres")
 def test_second_request_before_the_run_has_begun_is_the_same_request(store_url):
     seen(store_url)
     with tenure.Registry(store_url) as registry:
@@ -890,6 +924,7 @@ def test_second_request_before_the_run_has_begun_is_the_same_request(store_url):
         assert not registry.trigger("report")
 
 
+@pytest.mark.twin("postgres")
 def test_job_whose_runs_are_claimed_by_hand_is_shown_and_not_paused(store_url):
     with tenure.Node(store_url) as node, node.lead("r") as term, term.transaction() as transaction:
         transaction.claim("by-hand", datetime(2030, 1, 1, tzinfo=timezone.utc))
@@ -909,7 +944,8 @@ def test_a_thousand_jobs_at_rest_cost_no_statement(postgres_url, caplog):
         schedule.cron("0 0 1 1 *", name=f"job-{number}")(nothing)
     caplog.set_level(logging.INFO)
     with leading(postgres_url, schedule, ttl=40.0) as node:
-        until(lambda: len(known(postgres_url, "job-999")), "all jobs are known")
+        jobs = "select count(*) from tenure.jobs where spec is not null"
+        until(lambda: execute(postgres_url, jobs) == [(1000,)], "all jobs are known")
         opened, statements = [], []
         engine = node._engine
         original = engine.backend.transaction

@@ -170,7 +170,7 @@ def test_the_jobs_of_the_example_are_due_and_run(example, leading_node, tmp_path
     [due] = due_times(example, "invoices", NOON)
     assert due.isoformat() == "2026-06-02T02:30:00+02:00"
     run_job(example, "tick", due, leading_node.election("scheduler").wait(5), missed=3)
-    assert capsys.readouterr().out == "02:30:00 under token 1, 3 missed\n"
+    assert capsys.readouterr().out == f"{due.astimezone():%H:%M:%S} under token 1, 3 missed\n"
     with tenure.Node(f"sqlite:///{tmp_path}/t.db") as node, node.lead("scheduler") as term:
         run_job(example, "invoices", due, term)
         [record] = node.election("scheduler").jobs()

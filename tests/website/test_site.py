@@ -54,7 +54,14 @@ def test_picture_of_a_failover_plays_once_and_not_for_those_who_prefer_less_moti
         timings = "return document.getAnimations().map((one) => one.effect.getComputedTiming().endTime)"
         return shown, driver.execute_script(timings)
 
-    assert frames("no-preference") == (True, [5000])
+    assert frames("no-preference") == (True, [6500])
+    left = """
+        const animation = document.getAnimations()[0], curtain = document.querySelector('.curtain');
+        animation.pause();
+        return arguments[0].map((at) => { animation.currentTime = at; return curtain.getBoundingClientRect().left; });
+    """
+    first, begun, last = driver.execute_script(left, [0, 1500, 6500])
+    assert first == last > begun, "the whole picture first and in the end"
     assert frames("reduce") == (False, [])
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     assert driver.execute_script("return document.querySelectorAll('.term').length") == 4

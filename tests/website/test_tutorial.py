@@ -27,9 +27,9 @@ class Terminals:
     def __init__(self, directory):
         self.directory = directory
         (directory / "jobs.py").write_text(PROGRAM)
-        (url,) = re.findall(r"export TENURE_URL=(\S+)", PAGE)
+        (url,) = re.findall(r"^export TENURE_URL=(\S+)", PAGE, re.MULTILINE)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.environment = {**os.environ, "TENURE_URL": url, "PATH": path}
+        self.environment = {**os.environ, "TENURE_URL": url, "PATH": path, "TZ": "Asia/Tokyo"}
         self.replicas = {}
 
     def start(self, name):
@@ -81,7 +81,7 @@ class Terminals:
 
     def pid_of(self, name):
         """Return the process id that `tenure status` shows, as the reader finds it."""
-        (row,) = [line.split() for line in self.tenure("tenure status")[3:] if line.split()[0] == name]
+        (row,) = [line.split() for line in self.tenure("tenure status")[3:] if line.split()[:1] == [name]]
         return int(row[2])
 
 
@@ -117,7 +117,12 @@ def test_the_tutorial_goes_as_it_says(terminals):
         assert time.monotonic() < deadline + PATIENCE_S, terminals.says(second)
         time.sleep(0.05)
     assert {*TICK.findall(terminals.says(second))} == {"2"}, "not a single tick more"
-    terminals.tenure("tenure runs tick --limit 5")
+    done = [row for row in terminals.tenure("tenure runs tick --limit 5") if " done " in row]
+    printed = "".join(terminals.says(name) for name in terminals.replicas)
+    dues = {re.findall(r"\d\d:\d\d:\d\d", row)[0] for row in done}
+    assert set() < dues <= {*re.findall(r"\S+(?=  tick)", printed)}, (
+        "the program and the command line print the same clock"
+    )
     # More than five runs may have followed on a busy machine.
     assert any("skipped: missed" in row for row in terminals.run("tenure runs tick --limit 1000"))
 

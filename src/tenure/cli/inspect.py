@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -13,26 +13,23 @@ from tenure import MemberInfo, Registry, RoleInfo, WaitInfo
 from tenure.cli.options import as_json, database
 from tenure.cli.output import (
     Columns,
-    console,
+    brief,
     echo,
-    narrowed,
-    on_terminal,
+    fitting,
+    left_out,
+    notes,
     print_json,
     printable,
     show,
+    show_newest,
+    when,
     without_password,
+    zone_note,
 )
 from tenure.durations import duration, exact
-from tenure.reports import HistoryRow, RoleDetail, Status, by_attention, last_terms, state_of_role
+from tenure.reports import HistoryRow, RoleDetail, Status, by_name, is_late, last_terms, state_of_role
+from tenure.settings import some_names
 
-ROLE_COLUMNS = {
-    "ROLE": lambda role: role.role,
-    "LEADER": lambda role: role.leader.name if role.leader else "-",
-    "TOKEN": lambda role: role.token,
-    "SINCE": lambda role: when(role.leader.since) if role.leader else "-",
-    "RENEWED": lambda role: _renewed(role.leader, role.overdue) if role.leader else "-",
-    "CANDIDATES": lambda role: role.candidates,
-}
 MEMBER_COLUMNS = {
     "MEMBER": lambda member: member.name,
     "HOST": lambda member: member.host,
@@ -40,7 +37,7 @@ MEMBER_COLUMNS = {
     "VERSION": lambda member: member.version,
     "MODE": lambda member: f"{member.mode}, {member.takeover}",
     "TTL": lambda member: exact(member.ttl),
-    "RENEWED": lambda member: _renewed(member, member.overdue),
+    "RENEWED": lambda member: _renewed(member, mark_word(member)),
 }
 CANDIDATE_COLUMNS = {
     "CANDIDATE": lambda candidate: candidate.name,
@@ -55,6 +52,7 @@ DETAILS = {**MEMBER_COLUMNS, "LEADS": lambda member: _few(member.leads), "ID": l
 MARKS = {
     "overdue": ("✗", "bold red", "red"),
     "vacant": ("○", "bold yellow", "yellow"),
+    "late": ("◐", "bold yellow", "yellow"),
     "led": ("●", "bold green", ""),
     "idle": ("·", "dim", "dim"),
 }
@@ -72,9 +70,9 @@ def status(role: str | None, url: str | None, namespace: str | None, schema: str
 
     The first command to run when you wonder who leads. Roles that need attention come first: overdue ones, then those
     without a leader that have candidates, those with a leader, and those without candidates. An overdue leader has not
-    renewed its lease within its TTL: it is dead, paused or cut off, and no other node has taken over yet. If the nodes
-    are waiting for something, such as old leases after the promotion of a replica, the last lines say for what, and
-    until when.
+    renewed its lease within its TTL: it is dead, paused or cut off, and no other node has taken over yet. A late one
+    has missed a renewal, which happens on a busy machine, too. If the nodes are waiting for something, such as old
+    leases after the promotion of a replica, the last lines say for what, and until when.
 
     \b
     tenure status
@@ -98,25 +96,18 @@ def print_status(registry: Registry, *, json_: bool) -> None:
     elif not overview.roles and not overview.members:
         click.echo(_nothing(registry, "roles and no members"), err=True)
     else:
-        roles, members = by_attention(overview.roles), overdue_first(overview.members)
-        role_columns, member_columns = _fitting(roles, ROLE_COLUMNS), _fitting(members, MEMBER_COLUMNS)
-        show(roles, role_columns, mark_role)
+        members = by_name(overview.members)
+        table = RoleTable(members)
+        roles = table.ordered(overview.roles)
+        role_columns, member_columns = fitting(roles, table.columns, SPARE), fitting(members, MEMBER_COLUMNS, SPARE)
+        show(roles, role_columns, table.mark)
         click.echo()
         show(members, member_columns, mark_member)
-        _print_waits(overview.waits, overview.as_of)
-        _say_left_out({**ROLE_COLUMNS, **MEMBER_COLUMNS}, {**role_columns, **member_columns})
-
-
-def _fitting(rows: Sequence[Any], columns: Columns, spare: Sequence[str] = SPARE) -> Columns:
-    """Return the columns that fit on the terminal; all of them if the output is not a terminal."""
-    return narrowed(rows, columns, spare, console().width) if on_terminal() else columns
-
-
-def _say_left_out(columns: Columns, shown: Columns) -> None:
-    """Say which columns are not shown, and how to see them."""
-    if left_out := [name for name in columns if name not in shown]:
-        click.echo()
-        echo(f"too narrow for {', '.join(left_out)}: widen the terminal, or add `| less -S`", "dim")
+        moments = _print_waits(overview.waits, overview.as_of)
+        if "SINCE" in role_columns:
+            moments += [role.leader.since for role in roles if role.leader]
+        missing = left_out({**table.columns, **MEMBER_COLUMNS}, {**role_columns, **member_columns})
+        notes(*missing, *zone_note(moments))
 
 
 def _print_role(detail: RoleDetail, *, json_: bool) -> None:
@@ -135,40 +126,72 @@ def _print_role(detail: RoleDetail, *, json_: bool) -> None:
         facts["since"] = f"{when(leader.since)}, for {duration((detail.as_of - leader.since).total_seconds())}"
         facts["renewed"] = f"{duration(leader.renewed_ago)} ago"
     for label, value in facts.items():
-        echo(printable(f"{label:<9}{value}"), mark_role(role)[2] if label == "state" else "")
-    _print_waits(detail.waits, detail.as_of)
+        echo(printable(f"{label:<9}{value}"), MARKS[state_of_role(role)][2] if label == "state" else "")
+    moments = [leader.since] if leader is not None else []
+    moments += _print_waits(detail.waits, detail.as_of)
     if detail.candidates:
         click.echo()
-        show(detail.candidates, CANDIDATE_COLUMNS)
+        show(sorted(detail.candidates, key=lambda candidate: candidate.name), CANDIDATE_COLUMNS)
     if detail.terms:
         click.echo()
-        show_terms(detail.terms, detail.as_of)
+        _show_terms(detail.terms, detail.as_of, moments)
+    else:
+        notes(*zone_note(moments))
 
 
-def _print_waits(waits: list[WaitInfo], as_of: datetime) -> None:
+def _print_waits(waits: list[WaitInfo], as_of: datetime) -> list[datetime]:
+    """Print a line for each wait; return the moments that they name."""
+    named = []
     for wait in waits:
         role = f"role {wait.role}: " if wait.role else ""
         ends = "not begun: start a node"
         if wait.ends is not None:
             left_s = (wait.ends - as_of).total_seconds()
-            ends = f"{duration(left_s)} more, until {when(wait.ends)}" if left_s >= 1 else "it ends at any moment"
+            ends = "it ends at any moment"
+            if left_s >= 1:
+                ends = f"{duration(left_s)} more, until {when(wait.ends)}"
+                named.append(wait.ends)
         click.echo()
         echo(printable(f"waiting: {role}{wait.reason} ({ends})"), "yellow")
+    return named
 
 
-def mark_role(role: RoleInfo) -> tuple[str, str, str]:
-    """Return the sign and the colours of a role."""
-    return MARKS[state_of_role(role)]
+class RoleTable:
+    """How roles are shown: a role whose leader is late is marked, and only the members' TTLs say who is late."""
+
+    def __init__(self, members: Iterable[MemberInfo]) -> None:
+        self._late = {member.member_id for member in members if is_late(member)}
+        self.columns: Columns = {
+            "ROLE": lambda role: role.role,
+            "LEADER": lambda role: role.leader.name if role.leader else "-",
+            "TOKEN": lambda role: role.token,
+            "SINCE": lambda role: when(role.leader.since) if role.leader else "-",
+            "RENEWED": lambda role: _renewed(role.leader, self.state(role)) if role.leader else "-",
+            "CANDIDATES": lambda role: role.candidates,
+        }
+
+    def state(self, role: RoleInfo) -> str:
+        """Return the state of a role, or that its leader is late."""
+        state = state_of_role(role)
+        return "late" if state == "led" and role.leader and role.leader.member_id in self._late else state
+
+    def ordered(self, roles: Iterable[RoleInfo]) -> list[RoleInfo]:
+        """Return roles in the order of their states, those that need attention first."""
+        return sorted(roles, key=lambda role: [*MARKS].index(self.state(role)))
+
+    def mark(self, role: RoleInfo) -> tuple[str, str, str]:
+        """Return the sign and the colours of a role."""
+        return MARKS[self.state(role)]
+
+
+def mark_word(member: MemberInfo) -> str:
+    """Return whether a member is overdue, or late; else that it is well."""
+    return "overdue" if member.overdue else "late" if is_late(member) else "led"
 
 
 def mark_member(member: MemberInfo) -> tuple[str, str, str]:
     """Return the sign and the colours of a member."""
-    return MARKS["overdue" if member.overdue else "led"]
-
-
-def overdue_first(members: list[MemberInfo]) -> list[MemberInfo]:
-    """Return members in the order in which they joined, the overdue ones before all others."""
-    return sorted(members, key=lambda member: not member.overdue)
+    return MARKS[mark_word(member)]
 
 
 @click.command()
@@ -186,44 +209,45 @@ def members(url: str | None, namespace: str | None, schema: str, *, json_: bool)
     """
     with Registry(url, namespace=namespace, schema=schema) as registry:
         rows = registry.members()
-        columns = DETAILS if json_ else _fitting(rows, DETAILS, ("ID", *SPARE))
+        rows = rows if json_ else by_name(rows)
+        columns = DETAILS if json_ else fitting(rows, DETAILS, ("ID", *SPARE))
         print_rows(rows, columns, lambda: _nothing(registry, "members"), json_=json_)
     if not json_:
-        _say_left_out(DETAILS, columns)
+        notes(*left_out(DETAILS, columns))
 
 
-def show_terms(rows: list[HistoryRow], as_of: datetime) -> None:
-    """Print terms, newest first, and how the gaps between them are counted."""
+def _show_terms(rows: list[HistoryRow], as_of: datetime, moments: Sequence[datetime] = ()) -> None:
+    """Print terms, newest first, and what has to be known about them, and about the moments that were shown before."""
     columns: Columns = {
         "TOKEN": lambda row: row.token,
         "LEADER": lambda row: row.name,
-        "BEGAN": lambda row: _short(row.began) if on_terminal() else when(row.began),
+        "BEGAN": lambda row: brief(row.began),
         "LASTED": lambda row: duration(row.lasted(as_of)),
         "ENDED": lambda row: row.end(as_of),
         "GAP BEFORE": _gap,
     }
-    shown = _fitting(rows, columns, ("LASTED",))
-    show(rows, shown, _mark_term)
-    _say_left_out(columns, shown)
-    if any(_gap(row).startswith("up to") for row in rows):
-        click.echo()
-        echo(
-            "up to: counted from the last sign of life of the term before. LASTED ends there, too: the leader died or "
-            "fell silent at that moment or later.",
-            "dim",
-        )
 
+    def about(shown: Columns) -> list[str]:
+        lines = []
+        if any(" to " in _gap(row) for row in rows):
+            lines.append(
+                "two times in GAP BEFORE: the previous leader died or hung. The first counts from the moment another "
+                "node noticed, the second from the leader's last sign of life. The real gap is between them."
+            )
+        if "LASTED" in shown and any(row.last_seen for row in rows):
+            lines.append("LASTED of a leader that died or hung ends with its last sign of life")
+        began = [row.began for row in rows] if "BEGAN" in shown else []
+        return lines + zone_note([*moments, *began])
 
-def _short(moment: datetime) -> str:
-    """Return a moment without the year, if it is this year."""
-    return when(moment).removeprefix(f"{datetime.now().astimezone():%Y-}")
+    show_newest(rows, columns, ("LASTED", "BEGAN"), about, _mark_term)
 
 
 def _gap(row: HistoryRow) -> str:
-    """Return how long the role was without a leader before a term; if the leader before died, how long at most."""
+    """Return how long the role had no leader before a term: one time, or the shortest and the longest possible."""
     if row.silence is None or row.gap is None:
         return "-"
-    return duration(row.gap) if row.silence == row.gap else f"up to {duration(row.silence)}"
+    shortest, longest = duration(row.gap), duration(row.silence)
+    return shortest if shortest == longest else f"{shortest} to {longest}"
 
 
 def _mark_term(row: HistoryRow) -> tuple[str, str, str]:
@@ -233,30 +257,35 @@ def _mark_term(row: HistoryRow) -> tuple[str, str, str]:
 
 
 @click.command()
-@click.argument("role")
+@click.argument("role", required=False, metavar="ROLE")
 @click.option("--limit", type=click.IntRange(1, 1_000_000), default=20, show_default=True,
               help="How many terms to show, the newest first.")  # fmt: skip
 @database
 @as_json
-def history(role: str, limit: int, url: str | None, namespace: str | None, schema: str, *, json_: bool) -> None:
+def history(role: str | None, limit: int, url: str | None, namespace: str | None, schema: str, *, json_: bool) -> None:
     """Show the terms of ROLE: who led, how long, and why each ended.
 
     Use this after an incident: a term that ended by `death` was a crash, and the gap before the next term says how long
-    the role was without a leader. After a crash the gap counts from the leader's last sign of life, so it is the
-    longest that the role can have been without a leader. A leader that is silent, and that no node has ended yet, is
-    shown as such.
+    the role was without a leader. After a crash there are two times, such as `2.1 ms to 156 ms`. The first counts from
+    the moment another node noticed the death, the second from the leader's last sign of life. The real gap is between
+    them. A leader that is silent, and that no node has ended yet, is shown as such. Without --limit, a terminal shows
+    as many terms as fit.
 
     \b
     tenure history scheduler
     tenure history scheduler --limit 5 --json
     """
     with Registry(url, namespace=namespace, schema=schema) as registry:
+        if role is None:
+            roles = [info.role for info in registry.roles()]
+            known = f"known roles: {some_names(roles)}" if roles else f"namespace {registry.namespace!r} has no roles"
+            raise click.UsageError(printable(f"give a ROLE; {known}"))
         registry.role(role)  # an unknown role is an error, as in `tenure status ROLE`
         rows, as_of = last_terms(registry, role, limit), registry.overview().as_of
     if json_:
         print_json(rows)
     elif rows:
-        show_terms(rows, as_of)
+        _show_terms(rows, as_of)
     else:
         click.echo(without_password(f"role {role!r} has no terms in namespace {registry.namespace!r}"), err=True)
 
@@ -271,8 +300,8 @@ def print_rows(rows: Sequence[Any], columns: Columns, nothing: Callable[[], str]
         click.echo(nothing(), err=True)
 
 
-def _renewed(info: Any, overdue: bool) -> str:
-    return f"{duration(info.renewed_ago)} ago" + (", overdue" if overdue else "")
+def _renewed(info: Any, state: str) -> str:
+    return f"{duration(info.renewed_ago)} ago" + (f", {state}" if state in ("overdue", "late") else "")
 
 
 def _few(roles: tuple[str, ...]) -> str:
@@ -283,8 +312,3 @@ def _nothing(registry: Registry, what: str) -> str:
     others = [name for name in registry.namespaces() if name != registry.namespace]
     hint = f"; other namespaces: {', '.join(map(repr, others))}" if others else ""
     return without_password(f"namespace {registry.namespace!r} has no {what}{hint}")
-
-
-def when(moment: datetime) -> str:
-    """Return a moment for people, in their time zone."""
-    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S}"

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import click
 
-from tenure import ConfigError, Registry, RunRecord
-from tenure.cli.inspect import print_rows, when
+from tenure import ConfigError, JobRecord, Registry, RunRecord
+from tenure.cli.inspect import print_rows
 from tenure.cli.options import as_json, database
-from tenure.cli.output import Columns, without_password
-from tenure.reports import attempt, definition, newest_tokens, state_of, took
+from tenure.cli.output import (
+    Columns,
+    brief,
+    fitting,
+    left_out,
+    notes,
+    print_json,
+    show_newest,
+    without_password,
+    zone_note,
+)
+from tenure.reports import attempt, definition, first_line, newest_tokens, state_of, took
 
 role_option = click.option(
     "--role", help="The role whose schedule has the job, if several roles have a job of that name."
@@ -16,13 +26,13 @@ role_option = click.option(
 
 
 def _last(run: RunRecord | None) -> str:
-    return "-" if run is None else f"{when(run.due)} {run.outcome}"
+    return "-" if run is None else f"{brief(run.due)} {run.outcome}"
 
 
-def _due(run: RunRecord) -> str:
-    if run.covers <= 1:
-        return when(run.due)
-    return f"{when(run.first)} to {when(run.due)}, {run.covers} due times"
+def _outcome(run: RunRecord) -> str:
+    """Return how a run ended, in one line: the first of what was recorded."""
+    why = f": {first_line(run.detail)}" if run.detail else ""
+    return run.outcome + why + (f", {run.covers} due times since {brief(run.first)}" if run.covers > 1 else "")
 
 
 def _nothing(registry: Registry, what: str, role: str | None = None) -> str:
@@ -34,14 +44,14 @@ JOB_COLUMNS: Columns = {
     "ROLE": lambda job: job.role,
     "JOB": lambda job: job.job,
     "DUE": lambda job: definition(job.spec),
-    "NEXT": lambda job: when(job.next_due) if job.next_due else "-",
+    "NEXT": lambda job: brief(job.next_due) if job.next_due else "-",
     "LAST": lambda job: _last(job.last),
 }
 RUN_COLUMNS: Columns = {
     "JOB": lambda run: run.job,
-    "DUE": _due,
+    "DUE": lambda run: brief(run.due),
     "ATTEMPT": attempt,
-    "OUTCOME": lambda run: run.outcome + (f": {run.detail}" if run.detail else ""),
+    "OUTCOME": _outcome,
     "TOOK": took,
     "TOKEN": lambda run: run.token,
     "NODE": lambda run: run.member or "-",
@@ -73,7 +83,23 @@ def jobs(
         found = registry.jobs(role)
     newest = newest_tokens(found)
     columns = {**JOB_COLUMNS, "STATE": lambda job: state_of(job, newest[job.role])}
-    print_rows(found, columns, lambda: _nothing(registry, "jobs", role), json_=json_)
+    # What a narrow terminal does not show: STATE says how the last run ended.
+    spare = ("ROLE", "LAST", "DUE") if len(newest) == 1 else ("LAST", "ROLE", "DUE")
+    shown = columns if json_ else fitting(found, columns, spare)
+    print_rows(found, shown, lambda: _nothing(registry, "jobs", role), json_=json_)
+    if not json_:
+        notes(*left_out(columns, shown), *_about_zones(found, shown))
+
+
+def _about_zones(found: list[JobRecord], shown: Columns) -> list[str]:
+    """Return the note on time zones: a cron expression has a zone of its own, and the other columns do not use it."""
+    moments = [job.next_due for job in found]
+    moments += [job.last.due for job in found if job.last is not None and "LAST" in shown]
+    if "DUE" not in shown or not any((job.spec or "").startswith("cron ") for job in found):
+        return zone_note(moments)
+    local = "NEXT and LAST are local times" if "LAST" in shown else "NEXT is local time"
+    also = "; DUE is in the zone that it names"
+    return [note.replace("times are local", local) + also for note in zone_note(moments)]
 
 
 @click.command()
@@ -90,7 +116,8 @@ def runs(
     Due times that were not run are here, too, with the reason: missed (no node led), late (not within the time that the
     job allows), overlap (an earlier run was under way), or paused. One row may stand for many due times. A run whose
     leader died is lost. Rows older than the last hundred of a job are folded into one, which counts how
-    they ended.
+    they ended. Of an error this shows the first line; --json has the rest. Without --limit, a terminal shows as
+    many rows as fit.
 
     \b
     tenure runs
@@ -98,7 +125,14 @@ def runs(
     """
     with Registry(url, namespace=namespace, schema=schema) as registry:
         found = registry.runs(job, limit, role=role)
-        print_rows(found, RUN_COLUMNS, lambda: _nothing(registry, "runs"), json_=json_)
+    if json_:
+        print_json(found)
+    elif not found:
+        click.echo(_nothing(registry, "runs"), err=True)
+    else:
+        spare = ("TOKEN", "ATTEMPT", "NODE", "TOOK") if job is None else ("JOB", "TOKEN", "ATTEMPT", "NODE", "TOOK")
+        moments = [run.due for run in found] + [run.first for run in found if run.covers > 1]
+        show_newest(found, RUN_COLUMNS, spare, lambda _: zone_note(moments))
 
 
 @click.command()

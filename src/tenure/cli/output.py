@@ -8,10 +8,12 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from tenure.cli import exit_codes
 from tenure.errors import TenureError
@@ -92,6 +94,12 @@ NAMES = ("ROLE", "LEADER", "MEMBER", "CANDIDATE", "HOST", "LEADS", "ID", "JOB", 
          "LAST", "OUTCOME", "STATE", "LEAKS")  # fmt: skip
 """The columns that are made narrower if a table is too wide for the terminal."""
 
+SENTENCES = {"OUTCOME": 36, "STATE": 24, "DUE": 30}
+"""The columns that may hold a sentence, and how many characters each has at least before a column is left out. On a
+narrow terminal such a column is broken between words, and the others are not."""
+SHORTEST_LINE = 16
+"""How many characters a sentence has in a line at least; with fewer, names are broken, too."""
+
 
 def no_mark(_: Any) -> tuple[str, str, str]:
     """Mark no row."""
@@ -129,10 +137,46 @@ def echo(text: str, style: str = "") -> None:
         click.echo(text)
 
 
+def notes(*lines: str) -> None:
+    """Print what has to be known about the tables above, a line for each note."""
+    if lines:
+        click.echo()
+    for line in lines:
+        echo(line, "dim")
+
+
+def when(moment: datetime) -> str:
+    """Return a moment for people, in their time zone, which :func:`zone_note` names."""
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def brief(moment: datetime) -> str:
+    """Return a moment for a table: on a terminal without the year, if it is this year."""
+    return when(moment).removeprefix(f"{datetime.now().astimezone():%Y-}" if on_terminal() else "")
+
+
+def zone_note(moments: Iterable[datetime | None]) -> list[str]:
+    """Return the note that names the time zone of moments; two if the clocks were changed between them."""
+    zones = dict.fromkeys(_zone(moment) for moment in moments if moment is not None)
+    return [f"times are local, {' and '.join(zones)}"] if zones else []
+
+
+def _zone(moment: datetime) -> str:
+    """Return the local time zone at a moment, such as ``CET (UTC+1)``."""
+    local = moment.astimezone()
+    offset_s = local.utcoffset().total_seconds()  # type: ignore[union-attr]
+    hours, minutes = divmod(abs(round(offset_s / 60)), 60)
+    offset = "UTC"
+    if offset_s:
+        offset += f"{'+' if offset_s > 0 else '-'}{hours}" + (f":{minutes:02}" if minutes else "")
+    name = local.tzname() or ""
+    return f"{name} ({offset})" if name.isalpha() and name != offset else offset
+
+
 def show(rows: Sequence[Any], columns: Columns, mark: Marks = no_mark) -> None:
     """Print rows as a table on a terminal; elsewhere, and if there are very many, as plain columns."""
     if on_terminal() and len(rows) <= TABLE_ROWS:
-        console().print(table(rows, columns, mark))
+        console().print(table(rows, columns, mark, whole=_is_whole(rows, columns)))
         return
     cells = _cells(rows, columns)
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -140,12 +184,54 @@ def show(rows: Sequence[Any], columns: Columns, mark: Marks = no_mark) -> None:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
+def show_newest(
+    rows: Sequence[Any],
+    columns: Columns,
+    spare: Sequence[str],
+    about: Callable[[Columns], list[str]],
+    mark: Marks = no_mark,
+) -> None:
+    """Print rows, newest first, and the notes about the columns that are shown.
+
+    On a terminal these are as many rows as fit on the screen, unless --limit is given: the newest ones must not scroll
+    away.
+    """
+    shown = fitting(rows, columns, spare)
+    lines, fit = [*left_out(columns, shown), *about(shown)], len(rows)
+    given = click.get_current_context().get_parameter_source("limit")
+    if on_terminal() and given is ParameterSource.DEFAULT:
+        more = "{} older ones do not fit: give --limit, or add `| less`"
+        terminal = console()
+
+        def height(*parts: Any) -> int:
+            return sum(len(terminal.render_lines(part)) for part in parts)
+
+        below = height(*lines) + 2  # an empty line, and the prompt
+        while (
+            fit > 1 and height(table(rows[:fit], shown, mark, whole=_is_whole(rows, shown))) + below > terminal.height
+        ):
+            below += 0 if fit < len(rows) else height(more)
+            fit -= 1
+        if fit < len(rows):
+            lines.insert(0, more.format(len(rows) - fit))
+    show(rows[:fit], shown, mark)
+    notes(*lines)
+
+
+def fitting(rows: Sequence[Any], columns: Columns, spare: Sequence[str]) -> Columns:
+    """Return the columns that fit on the terminal; all of them if the output is not a terminal."""
+    return narrowed(rows, columns, spare, console().width) if on_terminal() else columns
+
+
+def left_out(columns: Columns, shown: Columns) -> list[str]:
+    """Return the note that says which columns are not shown, and how to see them."""
+    missing = ", ".join(name for name in columns if name not in shown)
+    return [f"too narrow for {missing}: widen the terminal, or add `| less -S`"] if missing else []
+
+
 def narrowed(rows: Sequence[Any], columns: Columns, spare: Sequence[str], width: int) -> Columns:
     """Return the columns without the first of the spare ones, as many as it takes to fit into the width."""
-    from rich.cells import cell_len  # noqa: PLC0415 - as above
-
-    cells = zip(columns, zip(columns, *_cells(rows, columns), strict=True), strict=True)
-    widths = {heading: max(map(cell_len, column)) + GAP for heading, column in cells}
+    widths = _widths(rows, columns)
     for heading in spare:
         # The last column has no gap after it, and the first one has a sign before it.
         if sum(widths.values()) <= width:
@@ -154,17 +240,36 @@ def narrowed(rows: Sequence[Any], columns: Columns, spare: Sequence[str], width:
     return {heading: columns[heading] for heading in widths}
 
 
-def table(rows: Sequence[Any], columns: Columns, mark: Marks = no_mark, *, one_line: bool = False) -> Table:
+def _is_whole(rows: Sequence[Any], columns: Columns) -> bool:
+    """Whether the terminal has room for all columns if only sentences are broken."""
+    return sum(_widths(rows, columns, SHORTEST_LINE).values()) <= console().width
+
+
+def _widths(rows: Sequence[Any], columns: Columns, most: int | None = None) -> dict[str, int]:
+    """Return how many characters each column needs, with the gap after it; for a sentence, at most so many."""
+    from rich.cells import cell_len  # noqa: PLC0415 - as above
+
+    cells = zip(columns, zip(columns, *_cells(rows, columns), strict=True), strict=True)
+    widths = {heading: max(map(cell_len, column)) for heading, column in cells}
+    for heading in SENTENCES.keys() & widths.keys():
+        widths[heading] = min(widths[heading], most or SENTENCES[heading])
+    return {heading: width + GAP for heading, width in widths.items()}
+
+
+def table(
+    rows: Sequence[Any], columns: Columns, mark: Marks = no_mark, *, one_line: bool = False, whole: bool = False
+) -> Table:
     """Return rows as a table for a terminal.
 
-    If the terminal is narrow, names are broken, and nothing else. ``one_line`` cuts them off instead.
+    If the terminal is narrow, names are broken, and nothing else. ``one_line`` cuts them off instead, and ``whole``
+    leaves them as they are: there is enough room if sentences are broken.
     """
     from rich.table import Table  # noqa: PLC0415 - as above
     from rich.text import Text  # noqa: PLC0415
 
     shown = Table(box=None, header_style="bold", pad_edge=False)
     for heading in columns:
-        shown.add_column(heading, overflow="fold", no_wrap=heading not in NAMES)
+        shown.add_column(heading, overflow="fold", no_wrap=heading not in (SENTENCES if whole else NAMES))
     how: Any = {"no_wrap": True, "overflow": "ellipsis"} if one_line else {}
     for row, (first, *others) in zip(rows, _cells(rows, columns), strict=True):
         sign, colour, style = mark(row)

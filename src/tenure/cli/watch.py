@@ -5,21 +5,27 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tenure import Overview, Registry, RoleInfo
-from tenure.cli.inspect import MEMBER_COLUMNS, ROLE_COLUMNS, SPARE, mark_member, mark_role, overdue_first
+from tenure.cli.inspect import MEMBER_COLUMNS, SPARE, RoleTable, mark_member
 from tenure.cli.options import Seconds, database
 from tenure.cli.output import Columns, Marks, console, narrowed, on_terminal, one_line, printable, table
 from tenure.errors import StoreUnavailable
-from tenure.reports import Reading, by_attention, state_of_role, to_json
+from tenure.reports import Reading, by_name, state_of_role, to_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 HEADING = 1
 """The lines above the rows of a table."""
+LOW = 10
+"""On a terminal with fewer lines, all of them show who leads."""
 
 
 @click.command()
@@ -30,9 +36,10 @@ HEADING = 1
 def watch(every: float, count: int | None, url: str | None, namespace: str | None, schema: str, *, json_: bool) -> None:
     """Show every role and its leader, live.
 
-    Use this during a deployment or a failover test. Roles that need attention come first, as in `tenure status`. If not
-    all of them fit, it says how many are left out. In a pipe it prints a line for each change. It goes on while the
-    database cannot be reached. Ctrl-C ends it.
+    Use this during a deployment or a failover test. Roles that need attention come first, as in `tenure status`: a late
+    leader has missed a renewal, and an overdue one has let its lease run out. If not all roles fit, it says how many
+    are left out. In a pipe it prints a line for each change. It goes on while the database cannot be reached. Ctrl-C
+    ends it.
 
     \b
     tenure watch
@@ -74,18 +81,19 @@ def _on_screen(looks: Iterator[Overview | str]) -> None:
     with Live(console=console(), screen=True, auto_refresh=False) as live:
         shown: list[Any] = []
         for look in looks:
-            moment = f"{datetime.now().astimezone():%H:%M:%S}"
+            moment = f"{datetime.now().astimezone():%H:%M:%S %Z}"
             if isinstance(look, Overview):
                 title = Text(f"{moment}  {_summary(look)}", style="bold", no_wrap=True, overflow="ellipsis")
-                shown = _tables(look, live.console.width, live.console.height - 1)
+                shown = _tables(look, live.console)
             else:
                 title = Text(f"{moment}  {look}", style="bold red")
             live.update(Group(title, *shown), refresh=True)
 
 
 def _summary(look: Overview) -> str:
-    states = [state_of_role(role) for role in look.roles]
-    troubles = [f"{states.count(state)} {state}" for state in ("overdue", "vacant") if state in states]
+    table = RoleTable(look.members)
+    states = [table.state(role) for role in look.roles]
+    troubles = [f"{states.count(state)} {state}" for state in ("overdue", "vacant", "late") if state in states]
     roles = _count(len(look.roles), "role") + (f" ({', '.join(troubles)})" if troubles else "")
     return printable(f"namespace {look.namespace}: {roles}, {_count(len(look.members), 'member')}")
 
@@ -94,22 +102,36 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
 
 
-def _tables(look: Overview, width: int, lines: int) -> list[Any]:
-    """Return the roles and the members, as far as they fit into so many lines.
+def _tables(look: Overview, terminal: Console) -> list[Any]:
+    """Return the roles and the members, as far as they fit below the title, and how to go on.
 
     If there are too many of both, the members have a third of the lines. A role has a line even if no member has one.
     """
-    roles, members = by_attention(look.roles), overdue_first(look.members)
-    lines -= 2  # an empty line before each table
+    from rich.text import Text  # noqa: PLC0415 - only on a terminal
+
+    members = by_name(look.members)
+    roles_table = RoleTable(members)
+    roles = roles_table.ordered(look.roles)
+    footer = int(terminal.height >= LOW)
+    lines = terminal.height - 3 - footer  # the title, and an empty line before each table
     for_roles, for_members = len(roles) + HEADING, len(members) + HEADING
     if for_roles + for_members > lines:
         for_members = min(for_members, max(lines // 3, lines - for_roles))
         for_roles = max(lines - for_members, min(lines, HEADING + 2))
         for_members = lines - for_roles
-    return [
-        *_part(_with_led(roles, for_roles), ROLE_COLUMNS, mark_role, width, for_roles, "role: tenure status"),
-        *_part(members, MEMBER_COLUMNS, mark_member, width, for_members, "member: tenure members"),
+    of_roles = Part(roles_table.columns, roles_table.mark, "role", "tenure status")
+    of_members = Part(MEMBER_COLUMNS, mark_member, "member", "tenure members")
+    shown = [
+        *of_roles.made(_with_led(roles, for_roles), terminal.width, for_roles),
+        *of_members.made(members, terminal.width, for_members),
     ]
+    if not footer:
+        return shown
+    missing = ", ".join(dict.fromkeys([*of_roles.missing, *of_members.missing]))
+    closing = "Ctrl-C ends it" + (f"; too narrow for {missing}: widen the terminal" if missing else "")
+    used = 1 + sum(len(terminal.render_lines(part)) for part in shown)
+    blank = [""] if used + 1 < terminal.height else []
+    return [*shown, *blank, Text(closing, style="dim", no_wrap=True, overflow="ellipsis")]
 
 
 def _fit(rows: list[Any], lines: int) -> int:
@@ -127,19 +149,32 @@ def _with_led(roles: list[RoleInfo], lines: int) -> list[RoleInfo]:
     return [*others[:last], led, *others[last:]]
 
 
-def _part(rows: list[Any], columns: Columns, mark: Marks, width: int, lines: int, rest: str) -> list[Any]:
-    """Return a table that fits, an empty line before it, and how many rows it leaves out."""
-    from rich.text import Text  # noqa: PLC0415 - only on a terminal
+@dataclass
+class Part:
+    """A table of the screen."""
 
-    if not rows or lines < 1:
-        return []
-    what, _, command = rest.partition(":")
-    fit = _fit(rows, lines)
-    if fit < 1:
-        return ["", Text(f"{_count(len(rows), what)}:{command}", style="dim")]
-    shown, left = rows[:fit], len(rows) - fit
-    more = [Text(f"{_count(left, f'more {what}')}:{command}", style="dim")] if left else []
-    return ["", table(shown, narrowed(shown, columns, SPARE, width), mark, one_line=True), *more]
+    columns: Columns
+    mark: Marks
+    what: str
+    command: str
+    """What shows the rows that are left out."""
+    missing: list[str] = field(default_factory=list)
+    """The columns for which the terminal is too narrow."""
+
+    def made(self, rows: list[Any], width: int, lines: int) -> list[Any]:
+        """Return a table that fits, an empty line before it, and how many rows it leaves out."""
+        from rich.text import Text  # noqa: PLC0415 - only on a terminal
+
+        if not rows or lines < 1:
+            return []
+        fit = _fit(rows, lines)
+        if fit < 1:
+            return ["", Text(f"{_count(len(rows), self.what)}: {self.command}", style="dim")]
+        shown, left = rows[:fit], len(rows) - fit
+        columns = narrowed(shown, self.columns, SPARE, width)
+        self.missing = [heading for heading in self.columns if heading not in columns]
+        more = [Text(f"{_count(left, f'more {self.what}')}: {self.command}", style="dim")] if left else []
+        return ["", table(shown, columns, self.mark, one_line=True), *more]
 
 
 def _as_json(looks: Iterator[Overview | str], namespace: str) -> None:

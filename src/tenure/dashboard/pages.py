@@ -57,6 +57,7 @@ def _environment() -> jinja2.Environment:
         "definition": reports.definition,
         "attempt": reports.attempt,
         "took": reports.took,
+        "first_line": reports.first_line,
         "moment": _moment,
         "iso": lambda moment: moment.isoformat(),
         "query": urlencode,
@@ -129,7 +130,7 @@ class Pages:
             "role": role,
             "state": _state(role),
             "detail": detail,
-            "choices": _choices(role, detail.candidates),
+            "choices": _choices(role, sorted(detail.candidates, key=lambda candidate: candidate.name)),
             "timeline": timeline.draw(detail.terms, latest.overview.as_of, span),
             "span": span,
             "spans": (*timeline.SPANS, "all"),
@@ -142,7 +143,7 @@ class Pages:
         members = latest.overview.members if latest.overview else []
         matches = _search(request)
         found = [member for member in members if matches(member.name, member.host)]
-        values = {**_paged(request, sorted(found, key=lambda one: not one.overdue)), "total": len(members)}
+        values = {**_paged(request, reports.by_name(found)), "total": len(members)}
         return self._render(request, latest, "members.html", "members", values)
 
     async def _jobs(self, request: Request) -> Response:

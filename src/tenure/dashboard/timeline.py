@@ -10,14 +10,15 @@ from tenure.durations import duration
 from tenure.reports import HistoryRow
 
 SPANS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(weeks=1)}
-WIDTH, LEFT, RIGHT = 1000.0, 170.0, 10.0
+WIDTH = 100.0
+"""Places are percentages of the width, so that the picture fits every screen."""
 LANE, TOP = 26.0, 8.0
 LANES = 10
 """How many leaders have a lane of their own; the others share the last one."""
-NARROWEST = 3.0
+NARROWEST = 0.4
 TICKS = 5
-NAME = 22
-"""How many characters of a name fit beside its lane."""
+NAME, NAME_END = 20, 11
+"""How many characters of a name fit beside its lane, and how many of them are the last: names of pods differ there."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,11 @@ def draw(rows: Sequence[HistoryRow], as_of: datetime, span: str) -> Timeline | N
 
     def at(moment: datetime) -> float:
         inside = min(max((moment - since).total_seconds() / length, 0.0), 1.0)
-        return LEFT + inside * (WIDTH - LEFT - RIGHT)
+        return inside * WIDTH
 
     def bar(begin: datetime, end: datetime, text: str, *, now: bool = False) -> Bar:
-        x = min(at(begin), WIDTH - RIGHT - NARROWEST)
-        return Bar(round(x, 1), round(max(at(end) - x, NARROWEST), 1), text, now)
+        x = min(at(begin), WIDTH - NARROWEST)
+        return Bar(round(x, 2), round(max(at(end) - x, NARROWEST), 2), text, now)
 
     shown = [row for row in rows if (row.ended or as_of) >= since]
     names = list(dict.fromkeys(row.name for row in shown))
@@ -113,4 +114,4 @@ def _gaps(rows: Sequence[HistoryRow], as_of: datetime) -> list[tuple[datetime, d
 
 
 def _fitting(name: str) -> str:
-    return name if len(name) <= NAME else name[: NAME - 1] + "…"
+    return name if len(name) <= NAME else f"{name[: NAME - NAME_END - 1]}…{name[-NAME_END:]}"

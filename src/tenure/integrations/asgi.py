@@ -4,7 +4,7 @@
     app = FastAPI(lifespan=tenure_lifespan(node))             starts and closes the node with the server
     term: Annotated[AsyncTerm, Depends(term_of(node, "r"))]   the term, or 503 with the leader's name
     Mount("/jobs", routes, middleware=[Middleware(LeaderOnly, node=node, role="r")])
-    app.mount("/tenure", health(node, "r"))                   /healthz, /readyz, /leader
+    app.mount("/health", health(node, "r"))                   /healthz, /readyz, /leader
 
 A request only compares the node's term with the clock (``is_leader``), without the database. The name of another leader
 is the last that this node has learned: it learns the name with every renewal, and at once if the database can notify.

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tenure.cli import exit_codes
-from tenure.cli.internals import claim_run, end_run, hold_role, is_decided, restart_pauses, wait_for
+from tenure.cli.internals import claim_run, end_run, hold_role, is_decided, restart_pauses, stop_standing, wait_for
 from tenure.cli.output import Ended, one_line, say
 from tenure.cli.run.guard_process import GuardedCommand, GuardProcess, stop_job
 from tenure.cli.run.processes import adopt_orphans, sees
@@ -210,7 +210,7 @@ class Runner:
             self._command = None
             loss = (term.lost_reason or "no renewal in time") if command.lost else None
             if loss and not self._options.restart:
-                election.withdraw()  # this process is about to exit, so it must not be elected again
+                stop_standing(election)  # this process is about to exit, so it must not be elected again
             hold_role(election, held=False)
         return command.code, loss
 
