@@ -136,7 +136,7 @@ class Report:
 
     def markdown(self) -> str:
         parts = [
-            "# Tenure beside what people would use instead",
+            "# Benchmarks: Tenure and its alternatives, measured",
             WRITTEN,
             self._surroundings(),
             self._table(),

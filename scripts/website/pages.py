@@ -21,7 +21,7 @@ NAVIGATION = {
     "Protect writes": ["how-to/fence", "how-to/guarded-tables"],
     "Web applications": ["how-to/fastapi", "how-to/django", "how-to/flask", "how-to/workers"],
     "Databases": [
-        *("how-to/platforms", "how-to/mariadb", "how-to/poolers", "how-to/replication"),
+        *("how-to/platforms", "how-to/postgresql", "how-to/mariadb", "how-to/poolers", "how-to/replication"),
         *("how-to/sqlalchemy", "how-to/tables"),
     ],
     "Operate": [
@@ -61,6 +61,9 @@ ELSEWHERE = {
 
 PICTURES = (".png", ".svg")
 
+REPORT = "This is the report of one run. [The proof](../proof.md#figures) says what became of each violation in it."
+"""Stands below the title of the reports that `make torture` wrote, which readers reach from the navigation."""
+
 
 def write(repository: Path, folder: Path) -> None:
     """Write the pages and what they show into a folder that does not exist yet."""
@@ -71,6 +74,8 @@ def write(repository: Path, folder: Path) -> None:
             continue
         target = folder / place
         text = with_links(repository, folder, page, everywhere)
+        if page.startswith("docs/proof/"):
+            text = text.replace("\n\n", f"\n\n{REPORT}\n\n", 1)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
     api.write(folder / "api")
