@@ -140,15 +140,15 @@ class LaneSession(Session):
         """Make a call that hangs on this connection fail at once, from any thread."""
 
 
-def wait_readable(files: Sequence[Any], seconds: float | None) -> bool:
-    """Wait up to ``seconds`` until one of the files has something to read; return whether one has.
+def wait_readable(files: Sequence[Any], seconds: float | None, event: int = selectors.EVENT_READ) -> bool:
+    """Wait up to ``seconds`` until one of the files has something to read, or another event; return whether one has.
 
     It uses neither select(), which fails as soon as the application has a thousand files open, nor epoll, whose own
     descriptor a forked child would share.
     """
     with getattr(selectors, "PollSelector", selectors.SelectSelector)() as selector:
         for file in files:
-            selector.register(file, selectors.EVENT_READ)
+            selector.register(file, event)
         return bool(selector.select(seconds))
 
 

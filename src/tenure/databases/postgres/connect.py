@@ -23,6 +23,7 @@ from tenure.core import timing
 from tenure.databases import connecting
 from tenure.databases.hosts import Host, Hosts, time_limit_s
 from tenure.databases.postgres import servers
+from tenure.databases.postgres.knock import Knock
 from tenure.databases.postgres.session import PooledSession, PostgresSession, ServerProcess
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.settings import Password
@@ -152,7 +153,17 @@ class PostgresConnector(connecting.Connector):
         The reason is returned, not raised: an error raised here would carry the driver's error as its context, and this
         call's variables in its traceback, both with the password.
         """
-        driver = connecting.load()
+        driver, parameters = connecting.load(), self._dialled(purpose, host)
+        try:
+            connection: psycopg.Connection[Any] = connecting.connect_outside_fork(
+                lambda: driver.connect(autocommit=True, **parameters), lambda opened: opened
+            )
+        except (driver.Error, OSError, ValueError) as error:  # ValueError: a host that is not a valid name
+            return connecting.without_secrets(parameters, str(error).strip())
+        return connection
+
+    def _dialled(self, purpose: str, host: Host) -> dict[str, Any]:
+        """Return the parameters of a connection to one host, with the password."""
         password = connecting.present_password(self._password)
         parameters: dict[str, Any] = {
             **(ONE_HOST if len(self.hosts) == 1 else ONE_OF_MANY),
@@ -165,13 +176,7 @@ class PostgresConnector(connecting.Connector):
         # A database in SQL_ASCII would answer with bytes. In a transaction, the application chooses the encoding.
         if purpose != "transaction":
             parameters["client_encoding"] = "UTF8"
-        try:
-            connection: psycopg.Connection[Any] = connecting.connect_outside_fork(
-                lambda: driver.connect(autocommit=True, **parameters), lambda opened: opened
-            )
-        except (driver.Error, OSError, ValueError) as error:  # ValueError: a host that is not a valid name
-            return connecting.without_secrets(parameters, str(error).strip())
-        return connection
+        return parameters
 
     def open(self, purpose: str, statement_timeout_s: float) -> PostgresSession:
         """Open a session for the node, with everything set that it relies on."""
@@ -217,22 +222,23 @@ class PostgresConnector(connecting.Connector):
         only = {"host": info.host, "port": info.port, **({"hostaddr": info.hostaddr} if info.hostaddr else {})}
 
         def knock() -> str | None:
-            try:
-                return str(self._ask("knock", _START, only)[0])
-            except StoreUnavailable:
+            # The address is that of a host which has worked, whatever it is now.
+            fresh = Knock.at(self._dialled("knock", only) | {"target_session_attrs": "any"})
+            if fresh is None:
                 return None
+            self._pending.add(fresh)
+            try:
+                return fresh.ask(_START, connecting.CONNECT_TIMEOUT_S)
+            finally:
+                self._pending.discard(fresh)
 
         return knock
 
     def which(self) -> tuple[Any, ...]:
         """Return which database of which server the URL leads to."""
-        return self._ask("which", _WHICH)
-
-    def _ask(self, purpose: str, question: str, only: Host | None = None) -> tuple[Any, ...]:
-        """Run a query on a new connection."""
-        with self.connect(purpose, only) as connection, self.time_limit(connection, connecting.CONNECT_TIMEOUT_S):
+        with self.connect("which") as connection, self.time_limit(connection, connecting.CONNECT_TIMEOUT_S):
             try:
-                return connection.execute(question).fetchone() or ()
+                return connection.execute(_WHICH).fetchone() or ()
             except (connecting.load().Error, OSError) as error:
                 raise StoreUnavailable(f"cannot use {self!r}: {error}") from None
 

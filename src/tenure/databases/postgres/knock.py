@@ -1,0 +1,64 @@
+"""A knock: a fresh connection, which shows that the server accepts some, and one question.
+
+By libpq itself: a takeover waits for the answer, and psycopg's own ``connect`` and cursor took half as long again
+(measured: 7.5 ms instead of 5.3, of which the server needs most).
+"""
+
+from __future__ import annotations
+
+import selectors
+from typing import TYPE_CHECKING, Any
+
+from tenure import clock
+from tenure.databases.connecting import load
+from tenure.store.session import wait_readable
+
+if TYPE_CHECKING:
+    from psycopg import pq
+
+
+class Knock:
+    """One connection, from the first packet to the answer."""
+
+    def __init__(self, libpq: pq.abc.PGconn) -> None:
+        self._psycopg: Any = load()
+        self._libpq = libpq
+
+    @classmethod
+    def at(cls, parameters: dict[str, Any]) -> Knock | None:
+        """Begin to connect to a host whose address is given, without waiting; None if libpq refuses the parameters."""
+        psycopg = load()
+        try:
+            return cls(psycopg.pq.PGconn.connect_start(psycopg.conninfo.make_conninfo(**parameters).encode()))
+        except (psycopg.Error, OSError, ValueError):
+            return None  # not raised: the error's traceback has the password
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket."""
+        return int(self._libpq.socket)
+
+    def ask(self, question: str, seconds: float) -> str | None:
+        """Return the only value that the server answers; None if it does not accept the connection in time."""
+        until = clock.now() + seconds
+        try:
+            return self._answer(question, until) if self._connected(until) else None
+        except (self._psycopg.Error, OSError, ValueError):  # ValueError: the socket is gone
+            return None
+        finally:
+            self._libpq.finish()
+
+    def _connected(self, until: float) -> bool:
+        polling = self._psycopg.pq.PollingStatus
+        events = {polling.READING: selectors.EVENT_READ, polling.WRITING: selectors.EVENT_WRITE}
+        status = polling.WRITING
+        while status in events and wait_readable([self], until - clock.now(), events[status]):
+            status = self._libpq.connect_poll()
+        return bool(status == polling.OK)
+
+    def _answer(self, question: str, until: float) -> str | None:
+        self._libpq.send_query(question.encode())
+        while self._libpq.is_busy() and wait_readable([self], until - clock.now()):
+            self._libpq.consume_input()
+        result = None if self._libpq.is_busy() else self._libpq.get_result()
+        value = result.get_value(0, 0) if result is not None and result.ntuples else None
+        return value.decode() if value is not None else None
