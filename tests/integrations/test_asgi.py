@@ -388,9 +388,10 @@ def test_a_role_can_need_a_lock_that_a_program_has_by_hand(postgres_url):
     guarded = LeaderOnly(app, node, ROLE, lock_id=42)
     with pytest.raises(tenure.ConfigError, match="already has lock_id=42 here: give that, not 43"):
         term_of(node, ROLE, lock_id=43)
-    with psycopg.connect(postgres_url, autocommit=True) as by_hand, TestClient(guarded) as client:
+    with psycopg.connect(postgres_url, autocommit=True) as by_hand:
         by_hand.execute("select pg_advisory_lock(42)")
-        assert client.get("/tenure/leader").status_code == 503
-        by_hand.execute("select pg_advisory_unlock(42)")
-        until(lambda: client.get("/tenure/leader").status_code == 200, "leads with the lock")
-        assert by_hand.execute("select pg_try_advisory_lock(42)").fetchone() == (False,)
+        with TestClient(guarded) as client:
+            assert client.get("/tenure/leader").status_code == 503
+            by_hand.execute("select pg_advisory_unlock(42)")
+            until(lambda: client.get("/tenure/leader").status_code == 200, "leads with the lock")
+            assert by_hand.execute("select pg_try_advisory_lock(42)").fetchone() == (False,)

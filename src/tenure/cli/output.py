@@ -95,10 +95,10 @@ NAMES = ("ROLE", "LEADER", "MEMBER", "CANDIDATE", "HOST", "LEADS", "ID", "JOB", 
 """The columns that are made narrower if a table is too wide for the terminal."""
 
 SENTENCES = {"OUTCOME": 36, "STATE": 24, "DUE": 30}
-"""The columns that may hold a sentence, and how many characters each has at least before a column is left out. On a
-narrow terminal such a column is broken between words, and the others are not."""
+"""The columns that may hold a sentence, with the width that each keeps while other columns are left out. On a narrow
+terminal these columns wrap between words, and the others do not."""
 SHORTEST_LINE = 16
-"""How many characters a sentence has in a line at least; with fewer, names are broken, too."""
+"""The least width of a wrapped sentence. Where even that does not fit, names wrap, too."""
 
 
 def no_mark(_: Any) -> tuple[str, str, str]:
@@ -138,7 +138,7 @@ def echo(text: str, style: str = "") -> None:
 
 
 def notes(*lines: str) -> None:
-    """Print what has to be known about the tables above, a line for each note."""
+    """Print notes below a table, one to a line."""
     if lines:
         click.echo()
     for line in lines:
@@ -156,7 +156,7 @@ def brief(moment: datetime) -> str:
 
 
 def zone_note(moments: Iterable[datetime | None]) -> list[str]:
-    """Return the note that names the time zone of moments; two if the clocks were changed between them."""
+    """Return the note that names the time zone of moments; it names two if the clocks were changed between them."""
     zones = dict.fromkeys(_zone(moment) for moment in moments if moment is not None)
     return [f"times are local, {' and '.join(zones)}"] if zones else []
 
@@ -230,10 +230,10 @@ def left_out(columns: Columns, shown: Columns) -> list[str]:
 
 
 def narrowed(rows: Sequence[Any], columns: Columns, spare: Sequence[str], width: int) -> Columns:
-    """Return the columns without the first of the spare ones, as many as it takes to fit into the width."""
+    """Return the columns that fit into the width: columns are dropped in the order of ``spare`` until the rest fits."""
     widths = _widths(rows, columns)
     for heading in spare:
-        # The last column has no gap after it, and the first one has a sign before it.
+        # The sign before the first column is as wide as the gap that the last column does not have.
         if sum(widths.values()) <= width:
             break
         widths.pop(heading, None)
@@ -246,7 +246,7 @@ def _is_whole(rows: Sequence[Any], columns: Columns) -> bool:
 
 
 def _widths(rows: Sequence[Any], columns: Columns, most: int | None = None) -> dict[str, int]:
-    """Return how many characters each column needs, with the gap after it; for a sentence, at most so many."""
+    """Return how many characters each column needs, with the gap after it; ``most`` limits sentences."""
     from rich.cells import cell_len  # noqa: PLC0415 - as above
 
     cells = zip(columns, zip(columns, *_cells(rows, columns), strict=True), strict=True)
@@ -261,8 +261,8 @@ def table(
 ) -> Table:
     """Return rows as a table for a terminal.
 
-    If the terminal is narrow, names are broken, and nothing else. ``one_line`` cuts them off instead, and ``whole``
-    leaves them as they are: there is enough room if sentences are broken.
+    On a narrow terminal only names wrap. With ``one_line`` they are cut off instead, and with ``whole`` only sentences
+    wrap.
     """
     from rich.table import Table  # noqa: PLC0415 - as above
     from rich.text import Text  # noqa: PLC0415

@@ -49,7 +49,7 @@ class BorrowedSession(Session):
             raise ConfigError(SESSION_AUTOCOMMIT)
         if self.dialect.name == "mysql" and self._connection.get_isolation_level() in _AS_IT_WAS:
             raise ConfigError(
-                "session= must be at READ COMMITTED on MariaDB, or it sees who led when it began: use "
+                "session= must be at READ COMMITTED on MariaDB, or it sees who led when its transaction began: use "
                 "create_engine(…, isolation_level='READ COMMITTED')"
             )
 

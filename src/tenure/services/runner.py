@@ -209,4 +209,6 @@ def _unfinished(result: object) -> BaseException | None:
         return None
     if inspect.iscoroutine(result):
         result.close()
-    return TypeError(f"it returned a {type(result).__name__}, which Tenure does not run: make it a coroutine function")
+    return TypeError(
+        f"the function returned a {type(result).__name__}, which Tenure does not run: define it by `async def`"
+    )

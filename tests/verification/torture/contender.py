@@ -99,7 +99,7 @@ class Client:
         """Run a statement that commits by itself, and return the cursor."""
         sql = sql.replace("{now}", NOW[self.database])
         try:
-            self._follow_file()
+            self.follow_file()
             if self._connection is None:
                 arguments: dict[str, Any] = {"isolation_level": None, "timeout": 5, "check_same_thread": False}
                 if self.database != "sqlite":
@@ -115,8 +115,11 @@ class Client:
                     connection.close()
             raise
 
-    def _follow_file(self) -> None:
-        """Open SQLite's file anew where somebody has replaced it: what is read in the old one is of no use."""
+    def follow_file(self) -> None:
+        """Open SQLite's file anew where somebody has replaced it: what is read in the old one is of no use.
+
+        An idle connection to the old file would also keep every descriptor for it that other connections have closed.
+        """
         if self.database == "sqlite":
             inode = os.stat(self.url.partition(":///")[2]).st_ino  # noqa: PTH116
             if self._connection is not None and inode != self._inode:
@@ -205,6 +208,7 @@ class Contender(Program):
         """Do some work again and again, whatever happens."""
         while True:
             try:
+                client.follow_file()
                 work(client, election)
             except Exception as error:  # noqa: BLE001 - the database comes and goes
                 logging.getLogger("work").debug("%s: %r", work.__name__, error)

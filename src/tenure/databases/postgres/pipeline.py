@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     import psycopg
 
 MOST_PREPARED = 200
-"""How many statements a connection prepares. A few texts differ each time, and are sent as they are from then on."""
+"""How many statements a connection prepares, at most. Later ones are sent unprepared: a few texts differ each time."""
 
 LONGEST_WAIT_S = 0.5 if os.name == "nt" else None
-"""On Windows, Ctrl-C does not end a wait for a socket."""
+"""The longest single wait for the server: on Windows, Ctrl-C does not interrupt one."""
 
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
 class Reply:
-    """The result of a statement. It is received when it is read: until then, more statements can be sent with it."""
+    """The result of a statement. Reading it waits for the reply; until then, more statements are sent with it."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -55,7 +55,7 @@ class Reply:
 
     @property
     def status(self) -> bytes:
-        """What the server has done, in one word, such as ``COMMIT``; empty if it has not."""
+        """The server's word for what it has done, such as ``COMMIT``; empty if the statement has not succeeded."""
         return b"" if self.result is None else self.result.command_status or b""
 
 
@@ -77,7 +77,7 @@ class Pipeline:
         self._prepared: dict[str, bytes] = {}
         self._numbers = itertools.count()
         self._stale = False
-        """Whether the server has refused to run a statement because of what it was prepared for."""
+        """Whether the server has refused a prepared statement as outdated."""
         self._pending: deque[tuple[Reply | None, str]] = deque()
         """What was sent and not answered: statements, and texts to be prepared, which have no reply."""
         self._values = self._psycopg.adapt.Transformer(connection)
@@ -101,7 +101,7 @@ class Pipeline:
             self._pending.append((Reply(self), ""))
 
     def send(self, text: str, parameters: dict[str, Any] | None = None) -> Reply:
-        """Send a statement. Nothing leaves before a reply is read, or the pipeline is left."""
+        """Add a statement to those that are sent when a reply is read, or the pipeline is left."""
         query, names = _numbered(text)
         values = [self._as_text((parameters or {})[name]) for name in names]
         name = self._prepared.get(text)
@@ -118,7 +118,7 @@ class Pipeline:
         return reply
 
     def receive(self, reply: Reply) -> None:
-        """Wait until the reply is there; raise the server's error if the statement failed, or one before it."""
+        """Wait until the reply is there; raise the server's error if this statement or an earlier one failed."""
         if reply.error is not None:
             raise reply.error
         if reply.result is None:
@@ -128,7 +128,7 @@ class Pipeline:
             self._receive()
 
     def rows(self, reply: Reply) -> Sequence[tuple[Any, ...]]:
-        """Return the rows of a reply; raise ``Failed`` if a value is none that Python can hold."""
+        """Return the rows of a reply; raise ``Failed`` if Python cannot represent a value."""
         self.receive(reply)
         if not reply.result.ntuples:
             return []
@@ -181,9 +181,9 @@ class Pipeline:
             raise self._psycopg.OperationalError("the connection ended before the server had answered")
         if result.status == self._synced:
             return True
-        # The server may also fail after the last statement: it ends the connection, or cannot commit what a read did.
+        # The server may also fail after the last statement: it ends the connection, or the implicit commit fails.
         reply, text = self._pending.popleft() if self._pending else (None, "")
-        self._next()  # libpq marks the end of each result by an empty one
+        self._next()  # libpq returns None after the result of each statement
         if result.status in self._ok:
             if reply is not None:
                 reply.result = result
@@ -224,13 +224,13 @@ class Pipeline:
             self._heard(note.extra.decode())
 
     def _flush(self) -> None:
-        """Send what libpq has buffered. A server that does not read because its own replies wait is read from."""
+        """Send what libpq has buffered, and read meanwhile: a server that cannot send its replies does not read."""
         while self._libpq.flush():
             wait_readable([self._connection.fileno()], 0.01)
             self._libpq.consume_input()
 
     def _as_text(self, value: Any) -> bytes | None:
-        """Return a parameter as text. libpq would cut it at a NUL.
+        """Return a parameter as text; refuse one with a NUL, at which libpq would cut it.
 
         The value may belong to an enum of the application, whose own ``str`` is the member's name.
         """
@@ -246,7 +246,7 @@ class Pipeline:
             return float.__repr__(value).encode()
         if isinstance(value, datetime):
             return value.isoformat().encode()
-        raise TypeError(f"a parameter must be a text, a number or a time, not {value!r}")
+        raise TypeError(f"a parameter must be a str, int, float or datetime, not {value!r}")
 
 
 @lru_cache(maxsize=512)

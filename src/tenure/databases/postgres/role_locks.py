@@ -214,7 +214,7 @@ class LockingStore(ControlStore):
         try:
             for role, rows in zip(roles, self._each(_FREE, roles, member_id), strict=True):
                 if rows:
-                    log.info("ended the connection of an ended member, which had the lock of role %s", role)
+                    log.info("terminated a connection that a former member had left, with the lock of role %s", role)
         except Failed as error:
             log.warning("cannot end the connection of an ended member that has the lock of a role: %s", error)
 

@@ -78,7 +78,7 @@ def start() -> Node:
     the process ends.
 
     Raises:
-        ConfigError: for settings that cannot work, and in gunicorn's master, which serves nothing.
+        ConfigError: for settings that cannot work, and in gunicorn's master, which handles no requests.
         StoreUnavailable: if ``START`` is ``raise``, and the database cannot be reached.
     """
     _refuse_in_master()
@@ -107,7 +107,7 @@ def _refuse_in_master() -> None:
         frame = frame.f_back
     if "gunicorn.arbiter" in callers and "gunicorn.workers.base" not in callers:
         raise ConfigError(
-            "start() was called in gunicorn's master, which serves nothing: with preload_app, call it in the "
+            "start() was called in gunicorn's master, which handles no requests: with preload_app, call it in the "
             "post_worker_init of gunicorn.conf.py instead of in wsgi.py"
         )
 
