@@ -11,13 +11,13 @@ from fastapi import Depends, FastAPI
 import tenure
 from tenure.integrations.asgi import health, tenure_lifespan, term_of
 
-node = tenure.AsyncNode()  # the database of TENURE_URL
+node = tenure.AsyncNode()  # uses the database of TENURE_URL; does not connect yet
 
 
 @node.leader_only("scheduler")
-async def scheduler(term: tenure.AsyncTerm) -> None:  # cancelled when this replica leads no more
+async def scheduler(term: tenure.AsyncTerm) -> None:  # cancelled when this replica no longer leads
     while True:
-        await term.ensure()  # waits while the database is restarted
+        await term.ensure()  # waits if the database is being restarted
         async with term.transaction() as transaction:  # refused by the database if another has taken over
             await transaction.execute("select 1")
         print(f"{node.name}: scheduled, under token {term.token}", flush=True)

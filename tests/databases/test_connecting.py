@@ -369,3 +369,12 @@ def test_takeover_is_rehearsed_on_a_new_connection_of_the_same_member(postgres_u
             text for (text,) in second.session.read(Step("select statement from pg_prepared_statements", {}))[0].rows
         }
         assert any('update "tenure".roles as r' in text for text in known)
+
+
+def test_url_without_a_user_that_the_server_does_not_know_gets_the_remedy(postgres_url, monkeypatch):
+    place = postgres_url.partition("@")[2]
+    monkeypatch.setenv("PGUSER", "a_user_of_no_server")  # as libpq would take the name of the process's user
+    with pytest.raises(StoreUnavailable, match="the URL names no user; write one before the host"):
+        tenure.Node(f"postgresql://{place}").start()
+    with pytest.raises(StoreUnavailable, match=r'role "another_user" does not exist$'):
+        tenure.Node(f"postgresql://another_user@{place}").start()

@@ -40,7 +40,7 @@ def doctor(
 
     If they cannot, it says what to do. Run it before you deploy, with the URL and the database user of the nodes, and
     when a node does not join. It finds dead hosts, poolers, missing privileges, unsuitable server settings and slow
-    answers. It creates and changes nothing in the database.
+    answers. It leaves nothing behind in the database.
 
     What fails comes first, then the warnings. If a report is longer than the terminal, its end repeats what fails. The
     exit code is 0 if no check fails, and 2 if one fails.

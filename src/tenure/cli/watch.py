@@ -38,8 +38,8 @@ def watch(every: float, count: int | None, url: str | None, namespace: str | Non
 
     Use this during a deployment or a failover test. Roles that need attention come first, as in `tenure status`: a late
     leader has missed a renewal, and an overdue one has let its lease run out. If not all roles fit, it says how many
-    are left out. In a pipe it prints a line for each change. It goes on while the database cannot be reached. Ctrl-C
-    ends it.
+    are left out. In a pipe it prints a line for each change. It goes on while the database cannot be reached, but it
+    needs the tables, which the first node creates. Ctrl-C ends it.
 
     \b
     tenure watch

@@ -158,4 +158,4 @@ class UserLockActions(WatchActions):
             log.warning("cannot end the connections of a member that was ended: %s", error)
             return
         if ended:
-            log.info("ended %d connections of members that were ended: %s", len(ended), ", ".join(member_ids))
+            log.info("closed connections (%d) that former members had left: %s", len(ended), ", ".join(member_ids))

@@ -321,7 +321,7 @@ class AdvisoryActions(WatchActions):
             log.warning("cannot end the connections of a member that was ended: %s", error)
             return
         if rows:
-            log.info("ended %d connections of members that were ended: %s", len(rows), ", ".join(member_ids))
+            log.info("closed connections (%d) that former members had left: %s", len(rows), ", ".join(member_ids))
 
     def unblock(self, namespace: str, control_pid: int, bound_s: float) -> None:
         """Terminate transactions that have blocked the control connection for longer than their bound.
