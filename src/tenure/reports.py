@@ -173,6 +173,13 @@ class HistoryRow:
         """Return for how many seconds the term is known to have lasted: until the leader's last sign of life."""
         return ((self.last_seen or self.ended or as_of) - self.began).total_seconds()
 
+    def gap_before(self) -> str:
+        """Return how long no node led before the term: one time, or the shortest and the longest possible."""
+        if self.silence is None or self.gap is None:
+            return "-"
+        shortest, longest = duration(self.gap), duration(self.silence)
+        return shortest if shortest == longest else f"{shortest} to {longest}"
+
     def end(self, as_of: datetime) -> str:
         """Return how the term ended, for people."""
         if self.ended is None and self.last_seen is not None:

@@ -201,7 +201,7 @@ def test_history_counts_a_gap_from_the_last_sign_of_life_and_says_so(sqlite_url)
                 "node noticed, the second from the leader's last sign of life. The real gap is between them."
             )
         ]
-        assert lasted == ["LASTED of a leader that died or hung ends with its last sign of life"]
+        assert lasted == ["after a death, LASTED counts to the last sign of life"]
         with Terminal(TENURE, "history", "r", TENURE_URL=sqlite_url) as terminal:
             assert terminal.wait_ended() == 0
             lines = terminal.lines()

@@ -224,30 +224,22 @@ def _show_terms(rows: list[HistoryRow], as_of: datetime, moments: Sequence[datet
         "BEGAN": lambda row: brief(row.began),
         "LASTED": lambda row: duration(row.lasted(as_of)),
         "ENDED": lambda row: row.end(as_of),
-        "GAP BEFORE": _gap,
+        "GAP BEFORE": HistoryRow.gap_before,
     }
 
     def about(shown: Columns) -> list[str]:
         lines = []
-        if any(" to " in _gap(row) for row in rows):
+        if any(" to " in row.gap_before() for row in rows):
             lines.append(
                 "two times in GAP BEFORE: the previous leader died or hung. The first counts from the moment another "
                 "node noticed, the second from the leader's last sign of life. The real gap is between them."
             )
         if "LASTED" in shown and any(row.last_seen for row in rows):
-            lines.append("LASTED of a leader that died or hung ends with its last sign of life")
+            lines.append("after a death, LASTED counts to the last sign of life")
         began = [row.began for row in rows] if "BEGAN" in shown else []
         return lines + zone_note([*moments, *began])
 
     show_newest(rows, columns, ("LASTED", "BEGAN"), about, _mark_term)
-
-
-def _gap(row: HistoryRow) -> str:
-    """Return how long the role had no leader before a term: one time, or the shortest and the longest possible."""
-    if row.silence is None or row.gap is None:
-        return "-"
-    shortest, longest = duration(row.gap), duration(row.silence)
-    return shortest if shortest == longest else f"{shortest} to {longest}"
 
 
 def _mark_term(row: HistoryRow) -> tuple[str, str, str]:
