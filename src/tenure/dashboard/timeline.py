@@ -49,6 +49,11 @@ class Timeline:
     gaps: list[Bar]
     ticks: list[tuple[float, str]]
 
+    @property
+    def names_width(self) -> int:
+        """How wide the column of names is: on a phone, short ones leave more room for the terms."""
+        return min(170, 16 + 9 * max(len(lane.name) for lane in self.lanes))
+
 
 def since_of(rows: Sequence[HistoryRow], span: str, as_of: datetime) -> datetime:
     """Return where the picture begins: at the first term, or a span before now."""
