@@ -593,7 +593,7 @@ def test_a_service_that_returns_work_for_others_to_do_has_failed(host):
     node.leader_only("r", Deceptive())
     node.start()
     until(lambda: node.services()[0].failures, "failed")
-    assert "it returned a coroutine, which Tenure does not run" in node.services()[0].error
+    assert "the function returned a coroutine, which Tenure does not run" in node.services()[0].error
 
 
 def test_a_service_that_calls_exit_dies_alone(host):
