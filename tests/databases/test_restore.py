@@ -37,16 +37,16 @@ class Original:
     def restore(self, how: str) -> str:
         """Make the copy; return its URL."""
         if how == "in place":
-            execute(self.url, "drop schema tenure cascade")
-            return self._load(self.url)
+            # In one transaction: a node that runs would create the tables again in between.
+            return self._load(self.url, "drop schema tenure cascade;\n")
         if how == "into another database":
             return self._load(self.server.create_database())
         name = self.url.rpartition("/")[2]
         self.server.execute(f"create database {name}_copy template {name}")
         return f"{self.url}_copy"
 
-    def _load(self, url: str) -> str:
-        self._run("psql", "-v", "ON_ERROR_STOP=1", url, stdin=self.dump)
+    def _load(self, url: str, before: str = "") -> str:
+        self._run("psql", "--single-transaction", "-v", "ON_ERROR_STOP=1", url, stdin=before + self.dump)
         return url
 
     def _run(self, program: str, *arguments: str, stdin: str | None = None) -> str:

@@ -45,6 +45,14 @@ class Replica:
 
         until(have_run, f"runs that are due after {moment}: {self.process.output()}")
 
+    def kill_between_runs(self):
+        """Kill the process while neither job runs: the jobs are due every two seconds, at different times."""
+        until(
+            lambda: all(0.3 < time.time() - self.dues(job)[-1] < 1.7 for job in ("interval", "cron")),
+            "a moment between two runs",
+        )
+        self.kill()
+
     def kill(self):
         self.process.process.kill()
         self.process.wait()
@@ -79,8 +87,7 @@ def test_scheduler_goes_on_through_the_change(replica):
 def test_new_leader_goes_on_after_a_change_that_it_did_not_see(replica):
     """The process is killed between two runs before the change, and started again after it."""
     replica.wait_for(replica.change - 4 * SECOND)
-    until(lambda: time.time() % 2 > 0.5, "the middle between two runs")
-    replica.kill()
+    replica.kill_between_runs()
     until(lambda: datetime.now(timezone.utc) > replica.change, "the change")
     replica.process.start()
     replica.wait_for(replica.change + 6 * SECOND)
