@@ -239,7 +239,8 @@ def definition(spec: str | None) -> str:
     kind, _, text = spec.partition(" ")
     try:
         return f"every {exact(float(text))}" if kind == "every" else spec.removeprefix("cron ")
-    except (ValueError, OverflowError):  # a row that was written by hand
+    except (ValueError, OverflowError):
+        # The row was written by hand.
         return spec
 
 

@@ -47,7 +47,8 @@ def ui(bind: str, users_file: Path | None, *, opens: bool, url: str | None, name
             "127.0.0.1"
         )
     with registry:
-        pass  # a database without tables, or one that cannot be reached, is an error now and not on the page
+        # A database without tables, or one that cannot be reached, is an error now and not on the page.
+        pass
     application = dashboard(url, namespace=namespace, schema=schema, users=users)
     with _listener(host, port) as listener:
         number = listener.getsockname()[1]

@@ -91,7 +91,8 @@ def users_from_file(path: str | Path) -> list[User]:
             continue
         try:
             name, right, token = words
-            users.append(User(name, token, cast("Right", right)))  # which User checks
+            # The cast is safe, because `User` checks the right.
+            users.append(User(name, token, cast("Right", right)))
         except (ValueError, ConfigError):
             # No word of the line is shown: in the wrong order, each of them may be the token.
             raise ConfigError(

@@ -105,7 +105,8 @@ class Dashboard:
             middleware=[Middleware(GZipMiddleware, minimum_size=600, compresslevel=6)],
             exception_handlers={TenureError: self._pages.failed, 404: self._pages.refused, 405: self._pages.refused},
         )
-        self._application.router.redirect_slashes = False  # it would make an absolute URL from the Host header
+        # A redirect would make an absolute URL from the Host header.
+        self._application.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

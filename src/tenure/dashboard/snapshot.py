@@ -161,7 +161,8 @@ class Reader:
                 subject.tried = 0.0
             self._next = 0.0
             self._read_soon()
-            later = self._begun + 1  # a round that has begun already may have read what was before
+            # A round that has begun already may have read what was there before.
+            later = self._begun + 1
             self._changed.wait_for(lambda: self._ended >= later, FIRST_ANSWER_S)
             return self._latest
 
@@ -211,7 +212,8 @@ class Reader:
         """Read what is due. Return the connection, or None if it is lost."""
         now = time.monotonic()
         if registry is None and now < self._next:
-            return None  # however many ask, the database is tried once a second
+            # The dashboard tries the database once a second, however many requests arrive.
+            return None
         try:
             if registry is None:
                 registry = self._connect()

@@ -43,7 +43,8 @@ class Threads:
 
         try:
             answer = begin(work, "tenure-call")
-        except BaseException:  # no thread could be started
+        except BaseException:
+            # The process could not start a thread.
             self._ended()
             raise
         await done(answer)

@@ -103,7 +103,8 @@ class RoleView:
         if isinstance(event, LeaderChanged):
             self._learn(event.token, event.name if event.member_id != self.node.member_id else None)
         elif isinstance(event, Elected):
-            self._learn(event.token, None)  # the name is only asked for when this node no longer leads
+            # This object asks for the name only when its node no longer leads.
+            self._learn(event.token, None)
 
     def _learn(self, token: int, name: str | None) -> None:
         if token >= self._last[0]:

@@ -94,7 +94,8 @@ class TenureCollector:
         for node in self._nodes:
             try:
                 page.add(node.stats(), node.services())
-            except NodeClosed:  # in a forked child: the parent shows the numbers
+            except NodeClosed:
+                # This is a forked child. The parent shows the numbers.
                 continue
         return iter(page.metrics)
 
