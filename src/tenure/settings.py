@@ -226,7 +226,7 @@ def check_stop_within(seconds: object, settings: NodeSettings) -> float:
     if value > most:
         raise ConfigError(
             f"stop_within={value:g} must be at most {most:g} (with ttl={settings.ttl:g} and "
-            f"renew_every={settings.renew_every:g}), so that one lost renewal does not cost the leadership"
+            f"renew_every={settings.renew_every:g}), so that one lost renewal does not end the leader's term"
         )
     return value
 
@@ -377,7 +377,7 @@ def _renew_every(renew_every: float | None, ttl: float) -> float:
     if not MIN_RENEW_EVERY_S <= value <= timing.trust(ttl) / 2:
         raise ConfigError(
             f"renew_every={short_repr(renew_every)} must be {MIN_RENEW_EVERY_S:g} to {timing.trust(ttl) / 2:g} seconds "
-            f"(with ttl={ttl:g}), so that one lost renewal does not cost the leadership"
+            f"(with ttl={ttl:g}), so that one lost renewal does not end the leader's term"
         )
     return value
 

@@ -43,8 +43,7 @@ def ui(bind: str, users_file: Path | None, *, opens: bool, url: str | None, name
     host, port = _address(bind)
     if users is None and not _is_loopback(host):
         raise ConfigError(
-            f"--bind {bind} lets other machines in, and nobody is asked who they are: give --users-file, or bind to "
-            "127.0.0.1"
+            f"--bind {bind} lets other machines in without signing in: give --users-file, or bind to 127.0.0.1"
         )
     with registry:
         # A database without tables, or one that cannot be reached, is an error now and not on the page.

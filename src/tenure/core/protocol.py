@@ -361,7 +361,7 @@ class NodeProtocol:
             self._over(EndReason.ENDED)
             return
         if isinstance(request, messages.Resume):
-            # A candidacy may be missing there: nobody checks whether its commit has waited for the replica.
+            # A candidacy may be missing there: no node checks whether its commit has waited for the replica.
             if membership.row.server.line != request.server.line:
                 self.roles.unregistered.update(self.roles.standing)
             membership.row.member, membership.row.server = request.member, request.server

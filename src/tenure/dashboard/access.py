@@ -1,4 +1,4 @@
-"""Who may look, who may operate, and which requests are refused before anyone asks who sent them.
+"""Who may look, who may operate, and which requests are refused before the dashboard asks who sent them.
 
 Without users and without an access function, only this machine may look. A request that a proxy has passed on comes
 from somewhere else, even if the proxy runs on this machine.
@@ -110,7 +110,7 @@ class Users:
     def __init__(self, users: Iterable[User]) -> None:
         self._users = [(_digest(user.token), user) for user in users]
         if not self._users:
-            raise ConfigError("users= is empty: nobody could see the dashboard")
+            raise ConfigError("users= is empty, so no visitor could see the dashboard: give at least one user")
         names: dict[bytes, str] = {}
         for digest, user in self._users:
             if digest in names:
@@ -162,7 +162,7 @@ def _proof(user: User, said: str) -> str:
 
 
 async def only_this_machine(request: HTTPConnection) -> Answer:
-    """Let this machine look, and nobody operate."""
+    """Let requests of this machine look, and permit no actions."""
     return ("view", "this machine") if is_local(request) else None
 
 

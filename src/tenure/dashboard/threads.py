@@ -1,4 +1,4 @@
-"""Blocking calls of requests, each in a thread of its own: only so many at a time, whoever asks."""
+"""Blocking calls of requests, each in a thread of its own: a limited number at a time."""
 
 from __future__ import annotations
 

@@ -410,7 +410,7 @@ def pace(settings: NodeSettings, round_trip_s: float) -> Finding:
     if round_trip_s * 2 > every_s:
         return error("ttl", f"{text}: renewals come too late", remedy)
     if round_trip_s * KEPT_RENEWALS > every_s:
-        return warning("ttl", f"{text}: a few slow ones cost the leadership", remedy)
+        return warning("ttl", f"{text}: if a few are slow, the leader loses its term", remedy)
     return ok("ttl", text)
 
 
