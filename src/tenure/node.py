@@ -333,11 +333,9 @@ class Node(BaseNode[Election]):
         self._dispatcher.close(timeout=5)
 
     def __enter__(self) -> Self:
-        """Start."""
         return self.start()
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()
 
     @contextlib.contextmanager

@@ -80,12 +80,10 @@ class Registry:
         return self._settings.namespace
 
     def __enter__(self) -> Self:
-        """Connect."""
         self.connect()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Disconnect."""
         self.close()
 
     def connect(self) -> None:

@@ -102,7 +102,6 @@ class AsyncEvents:
         weakref.finalize(self, candidacy.listen(reader)).atexit = False
 
     def __aiter__(self) -> Self:
-        """Return itself."""
         return self
 
     async def __anext__(self) -> Event:

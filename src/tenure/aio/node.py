@@ -87,11 +87,9 @@ class AsyncNode(BaseNode[AsyncElection]):
             await run(self._leave)
 
     async def __aenter__(self) -> Self:
-        """Start."""
         return await self.start()
 
     async def __aexit__(self, *_: object) -> None:
-        """Close."""
         await self.close()
 
     @contextlib.asynccontextmanager
@@ -156,7 +154,6 @@ class AsyncTerms:
         self._campaign = begin()
 
     def __aiter__(self) -> Self:
-        """Return itself."""
         return self
 
     async def __anext__(self) -> AsyncTerm:

@@ -159,7 +159,7 @@ class Engine:
 
     @property
     def running(self) -> bool:
-        """Whether the node is running."""
+        """Whether the node was started in this process, and not closed since."""
         return self.state == "running"
 
     def check_running(self) -> None:

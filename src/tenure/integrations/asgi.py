@@ -241,7 +241,7 @@ class LeaderOnly:
         self._view = _view(node, role, lock_id)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Pass the request on while this node leads the role; otherwise refuse it."""
         if scope["type"] not in ("http", "websocket") or self._view.term is not None:
             await self._app(scope, receive, send)
             return

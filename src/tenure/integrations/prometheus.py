@@ -112,7 +112,7 @@ class Page:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """All metrics."""
+        """Every family of metrics, even one without a value."""
         return (*self._families.values(), self._latency)
 
     def _add(self, name: str, labels: tuple[str, ...], value: float) -> None:

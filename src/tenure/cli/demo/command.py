@@ -112,7 +112,7 @@ class DemoSchema:
         self._registry = Registry(url, namespace=self.namespace, schema=self.schema)
 
     def create(self) -> None:
-        """Create the tables."""
+        """Create the tables of Tenure, and the ledger."""
         self._registry.create()
         self._run(f"create table {self.ledger} (token bigint, name text)")
 

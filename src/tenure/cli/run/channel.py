@@ -80,5 +80,5 @@ class MessageChannel:
         return messages
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end; ``receive()`` at the other end then returns None."""
         self._socket.close()

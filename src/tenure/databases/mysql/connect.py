@@ -363,7 +363,7 @@ class MySqlConnector(connecting.Connector):
 
 
 def is_encrypted(connection: Any) -> bool:
-    """Whether the connection is encrypted."""
+    """Whether the connection uses TLS: only such a socket has a cipher."""
     return hasattr(wire(connection), "cipher")
 
 

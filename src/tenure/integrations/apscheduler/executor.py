@@ -90,7 +90,6 @@ class ClaimedJob:
         self._jobstore_alias = job._jobstore_alias  # noqa: SLF001
 
     def __str__(self) -> str:
-        """Show the job."""
         return str(self._job)
 
 
