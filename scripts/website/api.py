@@ -8,9 +8,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import django
-from django.conf import settings
-
 import tenure
 
 GROUPS = {
@@ -54,11 +51,18 @@ These pages show every public name, with its signature and its docstring.
 EXAMPLES = "```{highlight} python\n```\n\n"
 
 
-def write(folder: Path) -> None:
-    """Write the pages into a folder."""
-    # tenure.integrations.django_celery_beat imports models, and those want a configured Django.
+def set_django_up() -> None:
+    """Configure Django: tenure.integrations.django_celery_beat imports models, and those want that."""
+    import django
+    from django.conf import settings
+
     settings.configure(INSTALLED_APPS=["django.contrib.contenttypes", "django_celery_beat"], USE_TZ=True)
     django.setup()
+
+
+def write(folder: Path) -> None:
+    """Write the pages into a folder."""
+    set_django_up()
     folder.mkdir()
     named = {title: f"tenure-{title.split(',')[0].split()[0].lower()}" for title in GROUPS}
     for title, names in GROUPS.items():

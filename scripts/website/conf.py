@@ -10,7 +10,7 @@ from sphinx.ext.napoleon import Config, GoogleDocstring
 import tenure
 
 project = "Tenure"
-author = "the Tenure authors"
+author = "the Tenure maintainers"
 version = release = tenure.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]

@@ -11,7 +11,8 @@ milliseconds later. The database itself refuses a write that is made under an ol
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # not from `typing`, which takes half as long to import as the interpreter to start
+# This is a constant, because importing `typing` takes half as long as starting the interpreter.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenure import manual
     from tenure.aio.election import AsyncElection

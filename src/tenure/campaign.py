@@ -36,7 +36,8 @@ class Campaign(Generic[ElectionT]):
         This is a callback, and it may come late: after the end of this campaign, when another one has begun.
         """
         with contextlib.suppress(NodeClosed):
-            self.engine.check_own()  # first: a forked child must not touch the lock
+            # The check comes first, because a forked child must not touch the lock.
+            self.engine.check_own()
             with self.engine.lock:
                 if self._withdraw and not self._over:
                     self.candidacy.withdraw()

@@ -1,6 +1,7 @@
 """Access to the parts of a node and a term that the public interface does not offer.
 
-Only ``cli`` and the facades use this module, so that no private name of another class is used anywhere else.
+The facades, ``schedule``, ``testing`` and ``cli.internals`` use this module, so that no private name of another class
+is used anywhere else.
 """
 
 from __future__ import annotations

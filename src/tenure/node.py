@@ -306,14 +306,16 @@ class Node(BaseNode[Election]):
 
         def end(*_: object) -> None:
             ended.set()
-            if not self._engine.opened.done():  # start() still waits for the database
+            # If start() still waits for the database, close() ends that wait.
+            if not self._engine.opened.done():
                 threading.Thread(target=self.close, daemon=True).start()
 
         self._warn_without_services()
         before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             with self:
-                while not ended.wait(SIGNAL_S):  # as in start()
+                # The wait is in slices, as in start().
+                while not ended.wait(SIGNAL_S):
                     pass
         except NodeClosed:
             if not ended.is_set():
@@ -325,16 +327,15 @@ class Node(BaseNode[Election]):
     def close(self) -> None:
         """Hand over every role, leave, and close everything. May be called twice; does nothing in a forked child."""
         if self._engine.state == "inherited":
-            return  # the parent owns everything, and one of its threads may have held the locks during the fork
+            # The parent owns everything, and one of its threads may have held the locks during the fork.
+            return
         self._leave()
         self._dispatcher.close(timeout=5)
 
     def __enter__(self) -> Self:
-        """Start."""
         return self.start()
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()
 
     @contextlib.contextmanager
@@ -367,7 +368,8 @@ class Node(BaseNode[Election]):
             yield campaign
         finally:
             campaign.end()
-            with contextlib.suppress(NodeClosed):  # a forked child leaves the parent's term alone
+            # A forked child leaves the parent's term alone.
+            with contextlib.suppress(NodeClosed):
                 self._engine.wait_for(lambda: campaign.candidacy.released, HAND_OVER_S)
 
     def _call(self, action: Callable[[], object]) -> None:

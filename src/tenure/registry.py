@@ -80,12 +80,10 @@ class Registry:
         return self._settings.namespace
 
     def __enter__(self) -> Self:
-        """Connect."""
         self.connect()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Disconnect."""
         self.close()
 
     def connect(self) -> None:
@@ -442,7 +440,8 @@ def _with_next(job: JobRecord) -> JobRecord:
     due = due_times.moment(following)
     late = job.as_of > due + timedelta(seconds=job.jitter + OVERDUE_S)
     runs = job.last is not None and job.last.outcome == "begun"
-    if job.paused is not None or runs:  # due times that pass meanwhile are skipped
+    if job.paused is not None or runs:
+        # The scheduler skips due times that pass meanwhile.
         now = known.after(due_times.microseconds(max(job.as_of, mark)))
         return replace(job, next_due=None if now is None else due_times.moment(now))
     return replace(job, next_due=due, overdue=late)

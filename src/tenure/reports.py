@@ -167,7 +167,7 @@ class HistoryRow:
     last_seen: datetime | None
     """The last sign of life of a leader that died or fell silent. If the term has not ended, its leader is silent."""
     silence: float | None
-    """Seconds since the last sign of life of the previous leader: the longest that nobody can have led."""
+    """Seconds since the last sign of life of the previous leader: the longest possible time without a leader."""
 
     def lasted(self, as_of: datetime) -> float:
         """Return for how many seconds the term is known to have lasted: until the leader's last sign of life."""
@@ -239,7 +239,8 @@ def definition(spec: str | None) -> str:
     kind, _, text = spec.partition(" ")
     try:
         return f"every {exact(float(text))}" if kind == "every" else spec.removeprefix("cron ")
-    except (ValueError, OverflowError):  # a row that was written by hand
+    except (ValueError, OverflowError):
+        # The row was written by hand.
         return spec
 
 

@@ -26,13 +26,17 @@ from tenure.errors import ConfigError
 log = logging.getLogger("tenure.settings")
 
 MAX_NAME_BYTES = 255
-MAX_METADATA_BYTES = 65535  # as much as MariaDB's text holds
-MAX_LIMIT = 2**31 - 1  # every database can count to that
+MAX_METADATA_BYTES = 65535
+"""MariaDB's type ``text`` holds no more bytes."""
+MAX_LIMIT = 2**31 - 1
+"""Every database can count to this number."""
 MAX_WRITTEN = 200
-SHOWN_NAMES = 5  # in a message
+SHOWN_NAMES = 5
 MIN_BOUND_S = 0.1
-MIN_RENEW_EVERY_S = 0.05  # also the time limit of a statement, where 0 would mean no limit
-MAX_TIMEOUT_S = 365 * 86400.0  # the system's waits can count to that
+MIN_RENEW_EVERY_S = 0.05
+"""It is also the smallest time limit of a statement. There, zero would mean no limit."""
+MAX_TIMEOUT_S = 365 * 86400.0
+"""The waits of the operating system can count to this number."""
 YES = ("1", "true", "yes", "on")
 NO = ("0", "false", "no", "off")
 
@@ -151,7 +155,8 @@ def short_repr(value: object) -> str:
     """Return a short ``repr`` of a value: a message about a wrong value must not fail, or fill a log."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # too many digits, or too deep
+    except (ValueError, RecursionError):
+        # The number has too many digits, or the value is nested too deep.
         return f"<{type(value).__name__}>"
     return text if len(text) <= MAX_WRITTEN else text[:MAX_WRITTEN] + "…"
 
@@ -221,7 +226,7 @@ def check_stop_within(seconds: object, settings: NodeSettings) -> float:
     if value > most:
         raise ConfigError(
             f"stop_within={value:g} must be at most {most:g} (with ttl={settings.ttl:g} and "
-            f"renew_every={settings.renew_every:g}), so that one lost renewal does not cost the leadership"
+            f"renew_every={settings.renew_every:g}), so that one lost renewal does not end the leader's term"
         )
     return value
 
@@ -280,7 +285,8 @@ def _check_characters(what: str, text: str) -> None:
 
 
 def _url(given: str | None) -> str:
-    _url_required()  # always, so that a wrong value is an error even if the variable is not needed
+    # TENURE_REQUIRE_URL is read even if it is not needed, so that a wrong value is always an error.
+    _url_required()
     url = os.environ.get("TENURE_URL") if given is None else given
     if url is None:
         path = default_file()
@@ -315,7 +321,8 @@ def _checked_url(what: str, url: str) -> str:
         # Shown only if it is a scheme: a connection string in another form may contain a password.
         is_scheme = re.match(r"[a-z]\w*(\+\w+)?://", url)
         shown = f"unknown database {short_repr(scheme)} in the URL" if is_scheme else "not a database URL"
-        if re.fullmatch(r"[\w./\\-]+\.(db|sqlite3?)", url):  # a path: no other form of a URL has only these characters
+        if re.fullmatch(r"[\w./\\-]+\.(db|sqlite3?)", url):
+            # This is a path. No other form of a URL has only these characters.
             raise ConfigError(f"{what} {short_repr(url)} is a path, not a database URL: use sqlite:///{url}")
         raise ConfigError(f"{shown}: use postgresql://…, mysql://… or sqlite:///…")
     return scheme + separator + rest
@@ -370,7 +377,7 @@ def _renew_every(renew_every: float | None, ttl: float) -> float:
     if not MIN_RENEW_EVERY_S <= value <= timing.trust(ttl) / 2:
         raise ConfigError(
             f"renew_every={short_repr(renew_every)} must be {MIN_RENEW_EVERY_S:g} to {timing.trust(ttl) / 2:g} seconds "
-            f"(with ttl={ttl:g}), so that one lost renewal does not cost the leadership"
+            f"(with ttl={ttl:g}), so that one lost renewal does not end the leader's term"
         )
     return value
 

@@ -138,7 +138,8 @@ class BaseTerm:
             for cut in reversed(cuts):
                 if left.is_set():
                     return
-                with contextlib.suppress(Exception):  # the block may just have closed the connection
+                # The block may just have closed the connection.
+                with contextlib.suppress(Exception):
                     cut()
                 left.wait(CUT_AGAIN_S)
 
@@ -176,7 +177,8 @@ class Term(BaseTerm):
     def wait_lost(self, timeout: float | None = None) -> bool:
         """Wait until the term is over; False if ``timeout`` seconds pass first."""
         self._engine.wait_for(lambda: self.lost_reason is not None, check_timeout(timeout))
-        self._engine.announce_expiry()  # after a pause this thread may run before the keeper has announced the loss
+        # After a pause, this thread may run before the keeper has announced the loss.
+        self._engine.announce_expiry()
         return self.lost_reason is not None
 
     def fence(self, connection: Any, *, bound: float | None = None) -> None:

@@ -132,7 +132,8 @@ class PostgresTransaction(OwnTransaction):
     """The fenced transaction on PostgreSQL, with psycopg."""
 
     def _fence(self) -> None:
-        with self.connection.pipeline():  # one message with BEGIN
+        # The pipeline sends this query in one message with BEGIN.
+        with self.connection.pipeline():
             asked = self._cursor().execute(_XID, prepare=False)
         ((self._id,),) = asked.fetchall()
         # The fence is not in the pipeline: psycopg ends a pipeline with a Flush, and that message stops the server's
@@ -204,7 +205,8 @@ _IF_FENCED = (
 )
 """Fails by a cast if this is another transaction: a SELECT cannot raise otherwise. Every name is qualified, because the
 block may have set the search path."""
-_TOO_LONG = ("25P03", "25P04")  # idle_in_transaction_session_timeout, transaction_timeout
+_TOO_LONG = ("25P03", "25P04")
+"""The errors of idle_in_transaction_session_timeout and transaction_timeout."""
 
 
 class MySqlTransaction(OwnTransaction):

@@ -8,7 +8,9 @@ interface, write the file again, and say so in the changelog:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import inspect
 import re
 import types
@@ -18,12 +20,19 @@ from pathlib import Path
 import click
 
 import tenure
-from tenure import testing
+from scripts.website import api
+from tenure import ConfigError
 from tenure.cli import COMMANDS, main
+from tenure.services.leader import EXIT_CODE
 from tenure.store import forgetting, job_statements, manual_statements, statements
 
 SOURCE = Path(tenure.__file__).parent
 DATABASES = ("postgresql", "mysql", "sqlite")
+OURS = ("tenure", "abc", "typing", "builtins")
+"""Where classes are from whose names do not change with the release of a framework."""
+WITHOUT_FRAMEWORKS = ("tenure.manual", "tenure.testing")
+MISSING = " cannot be read: "
+"""Follows the name of a module whose framework is not installed."""
 
 
 def lines() -> Iterator[str]:
@@ -31,10 +40,14 @@ def lines() -> Iterator[str]:
     yield "# Public names"
     for name in sorted(tenure.__all__):
         yield from _thing(f"tenure.{name}", getattr(tenure, name))
-    for name in sorted(tenure.manual.__all__):
-        yield from _thing(f"tenure.manual.{name}", getattr(tenure.manual, name))
-    for name in sorted(testing.__all__):
-        yield from _thing(f"tenure.testing.{name}", getattr(testing, name))
+    for module in WITHOUT_FRAMEWORKS:
+        yield from _module(module)
+    yield "\n# Dashboard and integrations"
+    with contextlib.suppress(ModuleNotFoundError):
+        api.set_django_up()
+    for module in api.MODULES:
+        if module not in WITHOUT_FRAMEWORKS:
+            yield from _module(module)
     yield "\n# Command line"
     for name in sorted(COMMANDS):
         command = main.get_command(click.Context(main), name)
@@ -44,6 +57,7 @@ def lines() -> Iterator[str]:
     yield "\n# Exit codes"
     source = (SOURCE / "cli" / "exit_codes.py").read_text()
     yield from sorted(f"{name} {code}" for name, code in re.findall(r"^([A-Z_]+) = (\d+)$", source, re.MULTILINE))
+    yield f"tenure.services.leader.EXIT_CODE {EXIT_CODE}"
     yield "\n# Names of loggers"
     yield from _found(r'getLogger\("([\w.]+)"\)')
     yield "\n# Environment variables"
@@ -60,15 +74,33 @@ def lines() -> Iterator[str]:
             yield f"{name} {_digest(repr(text))}"
 
 
+def _module(module: str) -> Iterator[str]:
+    """The names of a module; one line without names if its framework is not installed."""
+    try:
+        there = importlib.import_module(module)
+    except (ConfigError, ModuleNotFoundError) as error:
+        yield f"{module}{MISSING}{error}"
+        return
+    for name in sorted(api.names_of(module)):
+        thing = getattr(there, name)
+        if name in tenure.__all__ and thing is getattr(tenure, name):
+            yield f"{module}.{name} is tenure.{name}"
+        else:
+            yield from _thing(f"{module}.{name}", thing)
+
+
 def _thing(name: str, thing: object) -> Iterator[str]:
     if isinstance(thing, types.ModuleType):
         return
     if not isinstance(thing, type):
         yield f"{name}{_signature(thing)}"
         return
-    bases = ", ".join(base.__name__ for base in thing.__mro__[1:-1] if not base.__name__.startswith(("_", "Base")))
+    # Of a framework's classes only the one that Tenure names: the others change with its releases.
+    lasting = [base for base in thing.__mro__ if base.__module__.startswith(OURS) or base in thing.__bases__]
+    bases = ", ".join(base.__name__ for base in lasting[1:] if not base.__name__.startswith(("_", "Base", "object")))
     yield f"{name}{_signature(thing)} is a {bases or 'class'}"
-    for attribute in sorted(set(dir(thing)) - set(dir(BaseException))):
+    ours = {name for base in thing.__mro__ if base.__module__.startswith(OURS) for name in vars(base)}
+    for attribute in sorted(ours - set(dir(BaseException))):
         if not attribute.startswith("_"):
             yield f"{name}.{attribute}{_signature(inspect.getattr_static(thing, attribute))}"
 
@@ -77,8 +109,12 @@ def _signature(thing: object) -> str:
     thing = getattr(thing, "__func__", thing)
     if not callable(thing):
         return ""
+    if isinstance(thing, type):
+        made_by = next(base for base in thing.__mro__ if "__init__" in vars(base))
+        if not made_by.__module__.startswith(OURS):
+            return ""
     try:
-        return str(inspect.signature(thing))
+        return re.sub(r" object at 0x\w+>", ">", str(inspect.signature(thing)))
     except (TypeError, ValueError):
         return ""
 

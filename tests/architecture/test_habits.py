@@ -25,7 +25,19 @@ def test_workflow_runs_every_python_that_the_package_names():
     named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
     matrix = re.search(r"python: \[(.+)\]", (ROOT / ".github" / "workflows" / "ci.yml").read_text())
     assert matrix is not None
-    assert set(named) <= set(re.findall(r"[\d.]+", matrix[1]))
+    tested = set(re.findall(r"[\d.]+", matrix[1]))
+    assert set(named) <= tested
+    releasing = (ROOT / "docs" / "development" / "releasing.md").read_text()
+    assert [one for one in sorted(tested - set(named)) if f"Python {one} is in the matrix" not in releasing] == []
+
+
+def test_each_package_of_the_verification_says_how_it_is_run():
+    packages = [*(ROOT / "tests" / "verification").glob("*/__init__.py")]
+    assert len(packages) > 5
+    for package in packages:
+        named = set(re.findall(r"^    make ([a-z-]+)", package.read_text(), re.MULTILINE))
+        assert named, package
+        assert named <= TARGETS, package
 
 
 def test_documented_targets_are_there():

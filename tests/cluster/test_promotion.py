@@ -334,7 +334,7 @@ def test_commit_whose_wait_for_the_replica_was_cancelled_counts_only_where_promo
                 answer = thread.submit(desk.ask, request)
                 until(lambda: replica.primary.execute(waits) == [("SyncRep",)], "a commit that waits")
                 replica.primary.execute(f"select pg_cancel_backend({desk.session.pid})")
-                with pytest.raises(Failed, match="cancelled the wait for the replica"):
+                with pytest.raises(Failed, match="the wait for the replica was cancelled"):
                     answer.result(20)
         replica.follow()
         standing = desk.ask(messages.Renew(desk.id))

@@ -333,7 +333,7 @@ def test_viewer_does_not_operate(guarded, url, caplog):
     assert (
         "'vera' may only view, and asked through the dashboard: hand over role 'scheduler' to 'worker-2'" in caplog.text
     )
-    assert "Nobody did anything" in signed_in(guarded, OPERATOR, "/actions").text
+    assert "No action yet" in signed_in(guarded, OPERATOR, "/actions").text
     assert "<button>Hand over" not in signed_in(guarded, VIEWER, "/role", query={"name": "scheduler"}).text
     assert "<button>Hand over" in signed_in(guarded, OPERATOR, "/role", query={"name": "scheduler"}).text
     assert act(dashboard(url), None, HAND_OVER).status == 403

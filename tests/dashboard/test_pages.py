@@ -106,7 +106,7 @@ def test_worker_that_did_not_act_shows_no_notice_of_another_action(sqlite_url):
 @pytest.mark.twin("postgres")
 def test_form_that_is_not_complete_does_nothing(operated, three_nodes, form):
     assert act(operated, None, form).status == 400
-    assert "Nobody did anything" in ask(operated, "/actions").text
+    assert "No action yet" in ask(operated, "/actions").text
 
 
 def test_jobs_are_run_paused_and_resumed(sqlite_url):

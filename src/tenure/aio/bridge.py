@@ -81,7 +81,8 @@ async def done(answer: Future[Any], timeout: float | None = None) -> bool:  # no
 
     def when(wake: Callable[[], object]) -> Callable[[], object]:
         answer.add_done_callback(lambda _: wake())
-        return bool  # there is nothing to cancel: a late wake-up does no harm
+        # `bool` does nothing here. There is nothing to cancel, because a late wake-up does no harm.
+        return bool
 
     return await until(when, timeout)
 

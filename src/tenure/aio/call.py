@@ -38,7 +38,8 @@ class Call:
             self._begin_on_trio(trio, function, arguments)
         else:
             self._task = asyncio.create_task(self._await(function, arguments))
-            self._task.add_done_callback(lambda _: self._finish(error=asyncio.CancelledError()))  # if it never began
+            # If the task is cancelled before it begins, `_await()` never runs. This callback completes the answer.
+            self._task.add_done_callback(lambda _: self._finish(error=asyncio.CancelledError()))
             self.cancel = self._task.cancel
 
     @property

@@ -102,7 +102,6 @@ class AsyncEvents:
         weakref.finalize(self, candidacy.listen(reader)).atexit = False
 
     def __aiter__(self) -> Self:
-        """Return itself."""
         return self
 
     async def __anext__(self) -> Event:
@@ -112,12 +111,14 @@ class AsyncEvents:
             await until(self._when_more)
         event = self._events.popleft()
         if event is None:
-            self._events.append(None)  # the next call must find the end, too
+            # The next call must find the end as well.
+            self._events.append(None)
             raise StopAsyncIteration
         return event
 
     def _when_more(self, wake: Callable[[], object]) -> Callable[[], None]:
         self._waiting.append(wake)
-        if self._events:  # an event may have come before this was called
+        # An event may have come before this method was called.
+        if self._events:
             wake()
         return lambda: self._waiting.remove(wake)

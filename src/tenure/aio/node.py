@@ -55,7 +55,8 @@ class AsyncNode(BaseNode[AsyncElection]):
             self._engine.opened.result()
         except TenureError as error:
             await self.close()
-            raise error.with_traceback(None) from error.__cause__  # as in Node.start()
+            # As in Node.start(), the traceback would hide the line that matters.
+            raise error.with_traceback(None) from error.__cause__
         except BaseException:
             await self.close()
             raise
@@ -86,11 +87,9 @@ class AsyncNode(BaseNode[AsyncElection]):
             await run(self._leave)
 
     async def __aenter__(self) -> Self:
-        """Start."""
         return await self.start()
 
     async def __aexit__(self, *_: object) -> None:
-        """Close."""
         await self.close()
 
     @contextlib.asynccontextmanager
@@ -112,7 +111,8 @@ class AsyncNode(BaseNode[AsyncElection]):
             term.on_lost(campaign.stand_down)
             with cancelled_when_lost(self._engine, holding_of(term)):
                 yield term
-            await anyio.lowlevel.checkpoint_if_cancelled()  # a cancellation from outside comes first
+            # A cancellation from outside takes precedence over the loss of the term.
+            await anyio.lowlevel.checkpoint_if_cancelled()
             self._raise_if_lost(term)
         finally:
             campaign.end()
@@ -154,7 +154,6 @@ class AsyncTerms:
         self._campaign = begin()
 
     def __aiter__(self) -> Self:
-        """Return itself."""
         return self
 
     async def __anext__(self) -> AsyncTerm:
@@ -166,7 +165,8 @@ class AsyncTerms:
             while term is None and campaign.engine.running:
                 await wait_for(campaign.engine, lambda: campaign.has_next)
                 term = campaign.take_next()
-        except BaseException:  # its traceback may keep this object alive, so __del__ would come too late
+        except BaseException:
+            # The traceback may keep this object alive, so `__del__` would come too late.
             campaign.end()
             self._campaign = None
             raise
@@ -187,7 +187,8 @@ def _ending_signals() -> Iterator[Callable[[], Awaitable[object]]]:
     with contextlib.ExitStack() as stack:
         try:
             signals = stack.enter_context(anyio.open_signal_receiver(*numbers))
-        except NotImplementedError:  # asyncio on Windows
+        except NotImplementedError:
+            # On Windows, asyncio has no handlers for signals.
             ended = threading.Event()
             for number in numbers:
                 stack.callback(signal.signal, number, signal.signal(number, lambda *_: ended.set()))

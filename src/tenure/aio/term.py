@@ -59,7 +59,8 @@ class AsyncTerm(BaseTerm):
     async def wait_lost(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as in Term
         """Wait until the term is over; False if ``timeout`` seconds pass first."""
         await wait_for(self._engine, lambda: self.lost_reason is not None, check_timeout(timeout))
-        self._engine.announce_expiry()  # as in Term
+        # After a pause, this task may run before the keeper has announced the loss.
+        self._engine.announce_expiry()
         return self.lost_reason is not None
 
     def fence(self, connection: Any, *, bound: float | None = None) -> Coroutine[Any, Any, None]:
@@ -134,7 +135,8 @@ class AsyncTerm(BaseTerm):
         try:
             swallowed = bool(block.__exit__(kind, error, trace))
         finally:
-            with anyio.CancelScope(shield=True), contextlib.suppress(NodeClosed, NotLeader):  # as in Term
+            # A forked child leaves the parent's term alone, and the term may have been lost just now.
+            with anyio.CancelScope(shield=True), contextlib.suppress(NodeClosed, NotLeader):
                 await self.resign()
         return swallowed or self._is_own_end(error)
 
@@ -193,7 +195,8 @@ class AsyncTransaction:
 @contextlib.asynccontextmanager
 async def in_threads(block: contextlib.AbstractContextManager[Transaction]) -> AsyncIterator[AsyncTransaction]:
     """Enter and leave the block of a blocking transaction without blocking the event loop."""
-    stack = contextlib.ExitStack()  # has what was opened, even if the task was cancelled meanwhile
+    # The stack has what was opened, even if the task was cancelled meanwhile.
+    stack = contextlib.ExitStack()
     try:
         yield AsyncTransaction(await run(lambda: stack.enter_context(block)))
     except BaseException as error:
@@ -201,7 +204,8 @@ async def in_threads(block: contextlib.AbstractContextManager[Transaction]) -> A
         if not await run(roll_back):
             raise
     else:
-        await run(stack.close)  # a commit that was sent is waited for: its outcome matters
+        # The task waits for a commit that was sent, because the outcome matters.
+        await run(stack.close)
 
 
 class _Done(Coroutine[Any, Any, T], Generic[T]):

@@ -36,7 +36,8 @@ def resign(
     tenure resign scheduler --to worker-2
     """
     with Registry(url, namespace=namespace, schema=schema) as registry:
-        registry.role(role)  # an unknown role is an error that names the nearest ones, as in `tenure status ROLE`
+        # An unknown role is an error that names the nearest ones, as in `tenure status ROLE`.
+        registry.role(role)
         done = HandOver.ask(registry, role, to, timeout)
     if json_:
         print_json(done)

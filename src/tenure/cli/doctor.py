@@ -80,7 +80,8 @@ def _print_table(found: list[Finding]) -> None:
     report = _table(found, terminal.width)
     terminal.print(report)
     failed = [finding for finding in found if finding.level == "error"]
-    if failed and len(terminal.render_lines(report)) + CLOSING > terminal.height:  # they have left the screen
+    if failed and len(terminal.render_lines(report)) + CLOSING > terminal.height:
+        # The failures have left the screen, so they are shown once more.
         terminal.print()
         terminal.print(_table(failed, terminal.width))
     counts = [_count(found, level) for level in SHOWN]

@@ -272,7 +272,8 @@ def history(role: str | None, limit: int, url: str | None, namespace: str | None
             roles = [info.role for info in registry.roles()]
             known = f"known roles: {some_names(roles)}" if roles else f"namespace {registry.namespace!r} has no roles"
             raise click.UsageError(printable(f"give a ROLE; {known}"))
-        registry.role(role)  # an unknown role is an error, as in `tenure status ROLE`
+        # An unknown role is an error, as in `tenure status ROLE`.
+        registry.role(role)
         rows, as_of = last_terms(registry, role, limit), registry.overview().as_of
     if json_:
         print_json(rows)

@@ -59,9 +59,11 @@ def report_errors() -> Iterator[None]:
     except (KeyboardInterrupt, click.Abort):
         sys.exit(exit_codes.INTERRUPTED)
     except BrokenPipeError:
-        raise  # click handles it
+        # click handles this error.
+        raise
     except (TenureError, OSError) as error:
-        say(without_password(one_line(error)))  # the caller may have given a URL as a role or a name
+        # The message may contain a URL, which the user gave as a role or a name by mistake.
+        say(without_password(one_line(error)))
         _discard_output()
         sys.exit(exit_codes.USAGE)
 
@@ -122,7 +124,8 @@ def console() -> Console:
     """Return the terminal. It has no colours if NO_COLOR is set."""
     from rich.console import Console  # noqa: PLC0415 - slow to import, and only needed on a terminal
 
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that is not in UTF-8 lacks some signs
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that is not in UTF-8 lacks some signs.
         sys.stdout.reconfigure(errors="replace")
     return Console(highlight=False)
 
@@ -206,7 +209,8 @@ def show_newest(
         def height(*parts: Any) -> int:
             return sum(len(terminal.render_lines(part)) for part in parts)
 
-        below = height(*lines) + 2  # an empty line, and the prompt
+        # An empty line and the prompt need two more lines.
+        below = height(*lines) + 2
         while (
             fit > 1 and height(table(rows[:fit], shown, mark, whole=_is_whole(rows, shown))) + below > terminal.height
         ):

@@ -43,11 +43,11 @@ def ui(bind: str, users_file: Path | None, *, opens: bool, url: str | None, name
     host, port = _address(bind)
     if users is None and not _is_loopback(host):
         raise ConfigError(
-            f"--bind {bind} lets other machines in, and nobody is asked who they are: give --users-file, or bind to "
-            "127.0.0.1"
+            f"--bind {bind} lets other machines in without signing in: give --users-file, or bind to 127.0.0.1"
         )
     with registry:
-        pass  # a database without tables, or one that cannot be reached, is an error now and not on the page
+        # A database without tables, or one that cannot be reached, is an error now and not on the page.
+        pass
     application = dashboard(url, namespace=namespace, schema=schema, users=users)
     with _listener(host, port) as listener:
         number = listener.getsockname()[1]

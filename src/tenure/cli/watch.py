@@ -113,7 +113,8 @@ def _tables(look: Overview, terminal: Console) -> list[Any]:
     roles_table = RoleTable(members)
     roles = roles_table.ordered(look.roles)
     footer = int(terminal.height >= LOW)
-    lines = terminal.height - 3 - footer  # the title, and an empty line before each table
+    # The title takes one line, and so does the empty line before each table.
+    lines = terminal.height - 3 - footer
     for_roles, for_members = len(roles) + HEADING, len(members) + HEADING
     if for_roles + for_members > lines:
         for_members = min(for_members, max(lines // 3, lines - for_roles))
@@ -194,7 +195,8 @@ def _as_lines(looks: Iterator[Overview | str]) -> None:
         roles = look.roles if isinstance(look, Overview) else []
         lines = {role.role: _line(role) for role in roles}
         if isinstance(look, str):
-            lines = {AWAY: look} | known  # a later text does not replace the first, so it is printed once
+            # A later text does not replace the first one, so it is printed once.
+            lines = {AWAY: look} | known
         news = [line for role, line in lines.items() if known.get(role) != line]
         if AWAY in known and AWAY not in lines:
             news.insert(0, "the database is back")

@@ -93,7 +93,7 @@ class Membership:
 
     @property
     def member(self) -> Member:
-        """The current member."""
+        """The member that this node is now. There must be a membership."""
         assert self.row is not None
         return self.row.member
 

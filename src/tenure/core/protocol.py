@@ -66,8 +66,7 @@ class NodeProtocol:
     # What the application wants --------------------------------------------------------------------------------
 
     def stand(self, role: str) -> None:
-        """Become a candidate for ``role``."""
-        # The next look shows whether the role's holder lives.
+        """Become a candidate for ``role``, and look at once whether the role's holder lives."""
         if self.roles.stand(role):
             self._watch.look_at_once = True
 
@@ -200,7 +199,8 @@ class NodeProtocol:
     def fail(self, request: messages.ControlRequest, now: float, *, lost: bool) -> None:
         """Process a failure; ``lost`` if the connection is gone, so that the outcome is unknown."""
         self.expire(now)
-        self.roles.read_all_at = LONG_AGO  # the request may have taken effect
+        # The request may have taken effect. Only a renewal that reads all roles shows that.
+        self.roles.read_all_at = LONG_AGO
         if isinstance(request, messages.Open):
             self._connection.reopen.failed(now)
             return
@@ -361,7 +361,7 @@ class NodeProtocol:
             self._over(EndReason.ENDED)
             return
         if isinstance(request, messages.Resume):
-            # A candidacy may be missing there: nobody checks whether its commit has waited for the replica.
+            # A candidacy may be missing there: no node checks whether its commit has waited for the replica.
             if membership.row.server.line != request.server.line:
                 self.roles.unregistered.update(self.roles.standing)
             membership.row.member, membership.row.server = request.member, request.server

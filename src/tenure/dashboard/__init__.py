@@ -3,9 +3,9 @@
     app.mount("/tenure", dashboard(url, access=who))    in FastAPI or Starlette
     tenure ui                                           alone, for this machine
 
-``who(request)`` returns None, ``"view"`` or ``"operate"``, or a right and a name. Without it, and without users, only
-this machine may look, and nobody may operate. The dashboard is never a member, and holds no lock, except for a moment
-while the doctor tests locks.
+``who(request)`` returns None, ``"view"`` or ``"operate"``, or a right and a name. Without it, and without users, the
+dashboard answers only this machine, and permits no actions. It is never a member, and holds no lock, except for a
+moment while the doctor tests locks.
 """
 
 from __future__ import annotations

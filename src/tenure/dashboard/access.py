@@ -1,4 +1,4 @@
-"""Who may look, who may operate, and which requests are refused before anyone asks who sent them.
+"""Who may look, who may operate, and which requests are refused before the dashboard asks who sent them.
 
 Without users and without an access function, only this machine may look. A request that a proxy has passed on comes
 from somewhere else, even if the proxy runs on this machine.
@@ -91,7 +91,8 @@ def users_from_file(path: str | Path) -> list[User]:
             continue
         try:
             name, right, token = words
-            users.append(User(name, token, cast("Right", right)))  # which User checks
+            # The cast is safe, because `User` checks the right.
+            users.append(User(name, token, cast("Right", right)))
         except (ValueError, ConfigError):
             # No word of the line is shown: in the wrong order, each of them may be the token.
             raise ConfigError(
@@ -109,7 +110,7 @@ class Users:
     def __init__(self, users: Iterable[User]) -> None:
         self._users = [(_digest(user.token), user) for user in users]
         if not self._users:
-            raise ConfigError("users= is empty: nobody could see the dashboard")
+            raise ConfigError("users= is empty, so no visitor could see the dashboard: give at least one user")
         names: dict[bytes, str] = {}
         for digest, user in self._users:
             if digest in names:
@@ -161,7 +162,7 @@ def _proof(user: User, said: str) -> str:
 
 
 async def only_this_machine(request: HTTPConnection) -> Answer:
-    """Let this machine look, and nobody operate."""
+    """Let requests of this machine look, and permit no actions."""
     return ("view", "this machine") if is_local(request) else None
 
 

@@ -39,7 +39,8 @@ class Api:
         return _json((await subjects.overview(self._reader)).members)
 
     async def _history(self, request: Request) -> Response:
-        await subjects.overview(self._reader)  # which raises while the database is down
+        # This raises an error while the database is down.
+        await subjects.overview(self._reader)
         role = request.query_params.get("role", "")
         detail = await subjects.role(self._reader, role)
         return _json(detail.terms[: subjects.limit(request.query_params.get("limit"))])

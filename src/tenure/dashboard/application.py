@@ -61,7 +61,7 @@ def dashboard(
 ) -> Dashboard:
     """Return an ASGI application that shows a namespace, to be mounted in yours.
 
-    It connects when somebody looks, and reads at most once a second, however many people look.
+    It connects when a request arrives, and reads at most once a second, however many requests arrive.
 
     Args:
         url: the database, as for a node.
@@ -72,7 +72,7 @@ def dashboard(
             refuse, ``"view"``, ``"operate"``, or one of these and the visitor's name, as ``("operate", "alice")``.
         users: who may use the dashboard; each signs in with a token.
 
-    Without ``access`` and ``users``, it answers requests of this machine only, and nobody may operate. A request that
+    Without ``access`` and ``users``, it answers requests of this machine only, and permits no actions. A request that
     was passed on by a proxy does not count as one of this machine.
     """
     if access is not None and users is not None:
@@ -105,10 +105,11 @@ class Dashboard:
             middleware=[Middleware(GZipMiddleware, minimum_size=600, compresslevel=6)],
             exception_handlers={TenureError: self._pages.failed, 404: self._pages.refused, 405: self._pages.refused},
         )
-        self._application.router.redirect_slashes = False  # it would make an absolute URL from the Host header
+        # A redirect would make an absolute URL from the Host header.
+        self._application.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer a request if the dashboard permits it; otherwise refuse it."""
         if scope["type"] == "lifespan":
             await self._application(scope, receive, send)
         elif scope["type"] == "websocket":

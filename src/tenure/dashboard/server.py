@@ -50,7 +50,8 @@ class Impatient(H11Protocol):
 
     @property
     def _is_answering(self) -> bool:
-        cycle: Any = self.cycle  # None before the first request, whatever its type says
+        # The cycle is None before the first request, although its type does not say so.
+        cycle: Any = self.cycle
         return cycle is not None and not cycle.response_complete
 
     def _wait(self) -> None:
@@ -77,7 +78,8 @@ def serve(application: Dashboard, listener: socket.socket) -> None:
         log_level="warning",
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # with it, a client could say that it is this machine
+        # With these headers, a client could claim to be this machine.
+        proxy_headers=False,
         h11_max_incomplete_event_size=2 * MAX_HEADERS,
         limit_concurrency=CONNECTIONS,
         timeout_keep_alive=10,

@@ -1,7 +1,7 @@
-"""What the pages show: read by one thread, at most once a second, however many people look.
+"""What the pages show: read by one thread, at most once a second, however many requests arrive.
 
-The thread runs while somebody looks and ends when nobody has looked for a while. It is no member and holds no lock: it
-reads, with the statements of a :class:`~tenure.Registry`, outside of transactions.
+The thread runs while requests arrive, and ends when none has arrived for a while. It is not a member and holds no lock:
+it reads, with the statements of a :class:`~tenure.Registry`, outside of transactions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Read = Callable[[Registry], Any]
 
 @dataclass
 class Subject:
-    """What one kind of page needs beyond the overview. It is read only while somebody looks at it."""
+    """What one kind of page needs beyond the overview. It is read only while requests for it arrive."""
 
     read: Read
     wanted: float
@@ -101,7 +101,7 @@ class Reader:
     def next_in(self) -> float:
         """In how many seconds there may be something new.
 
-        While a round is under way, that is soon; if it takes longer, whoever asks is told to wait for longer.
+        While a round is under way, that is soon; if it takes longer, the browser is told to wait for longer.
         """
         now = time.monotonic()
         if self._begun > self._ended:
@@ -109,13 +109,13 @@ class Reader:
         return max(0.0, self._next - now)
 
     def fresh(self) -> Snapshot | None:
-        """Return the latest snapshot if nobody has to wait for a newer one; else None. Never blocks for long."""
+        """Return the latest snapshot if the request need not wait for a newer one; else None. Never blocks for long."""
         with self._changed:
             self._look()
             return self._latest if self._latest.number > self._before else None
 
     def snapshot(self) -> Snapshot:
-        """Return the latest snapshot; wait for one if nobody has looked for a while."""
+        """Return the latest snapshot; wait for one if no request has arrived for a while."""
         with self._changed:
             self._look()
             self._changed.wait_for(lambda: self._latest.number > self._before, FIRST_ANSWER_S)
@@ -161,12 +161,13 @@ class Reader:
                 subject.tried = 0.0
             self._next = 0.0
             self._read_soon()
-            later = self._begun + 1  # a round that has begun already may have read what was before
+            # A round that has begun already may have read what was there before.
+            later = self._begun + 1
             self._changed.wait_for(lambda: self._ended >= later, FIRST_ANSWER_S)
             return self._latest
 
     def _look(self) -> None:
-        """Note that somebody looks, and start the thread if it is not running. After a fork it is not, either."""
+        """Note a request, and start the thread if it is not running. A forked child has no such thread."""
         self._looked = time.monotonic()
         if self._thread is None or not self._thread.is_alive():
             self._next, self._before = 0.0, self._latest.number
@@ -211,7 +212,8 @@ class Reader:
         """Read what is due. Return the connection, or None if it is lost."""
         now = time.monotonic()
         if registry is None and now < self._next:
-            return None  # however many ask, the database is tried once a second
+            # The dashboard tries the database once a second, however many requests arrive.
+            return None
         try:
             if registry is None:
                 registry = self._connect()

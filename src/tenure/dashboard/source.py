@@ -24,7 +24,7 @@ class Source:
 
     @property
     def namespace(self) -> str:
-        """The namespace."""
+        """The name of the namespace, as the pages show it."""
         return self._settings.namespace
 
     def registry(self) -> Registry:

@@ -1,4 +1,4 @@
-"""Blocking calls of requests, each in a thread of its own: only so many at a time, whoever asks."""
+"""Blocking calls of requests, each in a thread of its own: a limited number at a time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class Threads:
 
         try:
             answer = begin(work, "tenure-call")
-        except BaseException:  # no thread could be started
+        except BaseException:
+            # The process could not start a thread.
             self._ended()
             raise
         await done(answer)

@@ -1,4 +1,4 @@
-"""The picture of a role's terms: who led when, and how long nobody did. A template draws its numbers as SVG."""
+"""The picture of a role's terms: which node led when, and how long none did. A template draws its numbers as SVG."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def describe(row: HistoryRow, as_of: datetime) -> str:
 
 
 def _gaps(rows: Sequence[HistoryRow], as_of: datetime) -> list[tuple[datetime, datetime, str]]:
-    """Return when nobody led, counted from the last sign of life of the leader before."""
+    """Return the times without a leader, counted from the last sign of life of the leader before."""
     found = []
     for later, row in zip((None, *rows), rows, strict=False):
         begin, end = row.last_seen or row.ended, as_of if later is None else later.began

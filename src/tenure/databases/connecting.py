@@ -37,10 +37,10 @@ def load() -> Any:
 
 
 class Closeable(Protocol):
-    """A connection."""
+    """A connection of any driver."""
 
     def close(self) -> object:
-        """Close it."""
+        """Close the connection and its socket."""
         ...
 
 

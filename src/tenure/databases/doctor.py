@@ -305,7 +305,8 @@ def namespace(case: Case) -> Iterator[Finding]:
     server = case.session.server()
     row = confirmed(found, server)
     largest_s = row.max_ttl
-    left_open = limit.rows[0][0] == "open"  # by `tenure init`
+    # `tenure init` may leave the limit open. Then the first node sets it.
+    left_open = limit.rows[0][0] == "open"
     if row.made_on_a_promoted_server:
         text = (
             f"{name!r} is waiting: it was created on a promoted replica, which may have lost a namespace of that name; "
@@ -387,7 +388,8 @@ def as_members(settings: NodeSettings, session: Session) -> NodeSettings:
         return settings
     try:
         rows = session.read(Step(statements.MEMBERS, {"namespace": settings.namespace}))[0].rows
-    except Failed:  # there are no tables, or this user may not read them: another check says so
+    except Failed:
+        # The tables do not exist, or this user may not read them. Another check reports that.
         return settings
     ttls = {ttl_ms / 1000 for _, _, _, _, _, _, _, ttl_ms, *_ in rows}
     if not ttls:
@@ -408,7 +410,7 @@ def pace(settings: NodeSettings, round_trip_s: float) -> Finding:
     if round_trip_s * 2 > every_s:
         return error("ttl", f"{text}: renewals come too late", remedy)
     if round_trip_s * KEPT_RENEWALS > every_s:
-        return warning("ttl", f"{text}: a few slow ones cost the leadership", remedy)
+        return warning("ttl", f"{text}: if a few are slow, the leader loses its term", remedy)
     return ok("ttl", text)
 
 

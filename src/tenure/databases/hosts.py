@@ -49,7 +49,6 @@ class Hosts:
         self._races: set[_Race] = set()
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self._hosts)
 
     def named(self) -> list[tuple[str, Host]]:

@@ -25,7 +25,8 @@ class CallbackThread:
         with self._lock:
             self._queue.put(action)
             if self._closed:
-                self._queue.put(None)  # this call comes after close(), so the new thread ends right after it
+                # This call comes after close(), so the new thread ends right after it.
+                self._queue.put(None)
             if self._closed or self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name=f"tenure-callbacks-{self._name}", daemon=True)
                 self._thread.start()

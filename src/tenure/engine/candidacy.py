@@ -125,7 +125,8 @@ class Candidacy:
 
         It is called under the engine's lock, so it must be quick. Return a function that removes it.
         """
-        with self.engine.lock:  # no event comes between these two calls
+        # Under the lock, no event comes between these two calls.
+        with self.engine.lock:
             self.engine.command(lambda protocol, _: protocol.observe(self.role))
             self.listeners.append(listener)
         return lambda: self.listeners.remove(listener)

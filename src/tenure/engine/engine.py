@@ -159,7 +159,7 @@ class Engine:
 
     @property
     def running(self) -> bool:
-        """Whether the node is running."""
+        """Whether the node was started in this process, and not closed since."""
         return self.state == "running"
 
     def check_running(self) -> None:
@@ -184,7 +184,8 @@ class Engine:
         """
         self.state = "inherited"
         self.lease.deadline = timing.LONG_AGO
-        self.lock = threading.RLock()  # a thread of the parent may have held the old one during the fork
+        # A thread of the parent may have held the old lock during the fork.
+        self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._sooner = threading.Condition(self.lock)
         self.control.close_waker()
@@ -227,7 +228,8 @@ class Engine:
         them to its guard, so that no other node takes over before the guard has ended the command. Each new
         connection has other descriptors; without a connection there are none.
         """
-        with self.lock, contextlib.suppress(Exception):  # a connection that is breaking just now has none
+        # A connection that is breaking just now has no descriptors.
+        with self.lock, contextlib.suppress(Exception):
             return self.control.store.sentinel.duplicates() if self.control.store else []
         return []
 
@@ -330,7 +332,8 @@ class Engine:
             self.lease = Lease()
         self.lease.deadline = self.protocol.trusted_until
         news, self.protocol.news[:] = self.protocol.news[:], []
-        if not self.has_tokens:  # the number of a term means nothing to another node
+        if not self.has_tokens:
+            # Without tokens, the number of a term means nothing to another node.
             news = [replace(event, token=0) for event in news]
         for event in news:
             self.recorder.happened(event, clock.now(), trusted_before)

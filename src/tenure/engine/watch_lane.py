@@ -1,4 +1,4 @@
-"""The watch lane: it waits for another member's sentinel to fall, and reads all members."""
+"""The watch lane: it waits for another member's sentinel to fall, and reads a few members."""
 
 from __future__ import annotations
 

@@ -117,5 +117,7 @@ def _explain_errors() -> Iterator[None]:
         raise
 
 
-_READ_ONLY_MYSQL = 1290  # the whole server is read-only
-_READ_ONLY = ("25006", "55000")  # read_only_sql_transaction; no transaction id is assigned during recovery
+_READ_ONLY_MYSQL = 1290
+"""The error of a server that is read-only as a whole."""
+_READ_ONLY = ("25006", "55000")
+"""The errors of a read-only transaction, and of a standby, which assigns no transaction id during recovery."""

@@ -38,17 +38,22 @@ _XA = (
 _READ_ONLY = "a fence needs a transaction that may write, but this one is read-only: begin it READ WRITE"
 _MISUSES = {
     NOT_FENCED_HERE: SAVEPOINT,
-    **dict.fromkeys(("3F000", "42883", "42P01"), _ELSEWHERE),  # no such schema, function, table
+    # The schema, the function or the table does not exist.
+    **dict.fromkeys(("3F000", "42883", "42P01"), _ELSEWHERE),
     **dict.fromkeys(("XAE04", "XAE07"), _XA),
     "25006": _READ_ONLY,
 }
 """The messages for SQLSTATEs that concern the connection, not the term."""
 
 _MYSQL_STATES = {
-    **dict.fromkeys((1046, 1109, 1146), "42P01"),  # no database, no such table
-    **dict.fromkeys((1020, 1205, 1213), "40001"),  # the row has changed; a lock timed out; a deadlock
-    1397: "XAE04",  # no XA transaction of this name: the connection is in another one
-    1399: "XAE07",  # not allowed in this state of an XA transaction
+    # The statement names no database, or a table that does not exist.
+    **dict.fromkeys((1046, 1109, 1146), "42P01"),
+    # The row has changed, a lock wait timed out, or the server ended a deadlock.
+    **dict.fromkeys((1020, 1205, 1213), "40001"),
+    # No XA transaction has this name, because the connection is in another one.
+    1397: "XAE04",
+    # This state of an XA transaction does not allow the statement.
+    1399: "XAE07",
     1792: "25006",
     UNFENCED_ON_MYSQL: UNFENCED,
 }
@@ -126,9 +131,11 @@ def sqlstate(error: Exception) -> str | None:
     original = _original(error)
     if isinstance(original, sqlite3.OperationalError):
         return "42P01" if "no such table" in str(original) else "40001" if "locked" in str(original) else None
-    if original.args and isinstance(original.args[0], int):  # PyMySQL
+    # PyMySQL puts the number of the error first.
+    if original.args and isinstance(original.args[0], int):
         return _MYSQL_STATES.get(original.args[0])
-    if original.args and isinstance(original.args[0], dict):  # pg8000
+    # pg8000 puts the fields of the error first.
+    if original.args and isinstance(original.args[0], dict):
         return original.args[0].get("C")
     return getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
 

@@ -103,7 +103,8 @@ class RoleView:
         if isinstance(event, LeaderChanged):
             self._learn(event.token, event.name if event.member_id != self.node.member_id else None)
         elif isinstance(event, Elected):
-            self._learn(event.token, None)  # the name is only asked for when this node no longer leads
+            # This object asks for the name only when its node no longer leads.
+            self._learn(event.token, None)
 
     def _learn(self, token: int, name: str | None) -> None:
         if token >= self._last[0]:
@@ -240,7 +241,7 @@ class LeaderOnly:
         self._view = _view(node, role, lock_id)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Pass the request on while this node leads the role; otherwise refuse it."""
         if scope["type"] not in ("http", "websocket") or self._view.term is not None:
             await self._app(scope, receive, send)
             return

@@ -117,7 +117,8 @@ class LeadingMixin:
 
     def _stand_by(self, election: Election) -> None:
         self._lost()
-        in_doubt = self._term is not None  # the database may be restarting, and the term may continue
+        # The database may be restarting, and the term may continue.
+        in_doubt = self._term is not None
         if in_doubt or (self._said or "").startswith("Not leader"):
             return
         with contextlib.suppress(TenureError):
@@ -225,7 +226,8 @@ class LeadingMixin:
         if not claimed:
             self._log(f"the run of {entry.name} that was due at {due} was claimed before: not sent")
             return
-        if not term.valid:  # this process was paused in between, and the run may be very late: leave it out
+        if not term.valid:
+            # This process was paused in between. The run may be very late, so it is left out.
             self._log(f"the run of {entry.name} that was due at {due} is left out: the term is over", logging.WARNING)
             return
         options = entry.options
@@ -301,10 +303,12 @@ class _Memory(dict[str, Any]):
 def next_due(schedule: Any, after: datetime, now: datetime) -> datetime:
     """Return when a schedule of Celery is first due after ``after``."""
     zone, kept = _zone_of(schedule), schedule.nowfun
-    schedule.nowfun = lambda: now.astimezone(zone)  # the answer must not depend on the time that the call takes
+    # The answer must not depend on the time that the call takes.
+    schedule.nowfun = lambda: now.astimezone(zone)
     try:
         due: datetime = now + schedule.remaining_estimate(after.astimezone(zone))
-    except NotImplementedError:  # a custom schedule that has is_due() only
+    except NotImplementedError:
+        # A custom schedule may have is_due() only.
         return now
     finally:
         schedule.nowfun = kept
@@ -324,7 +328,8 @@ def latest_due(schedule: Any, last: datetime, now: datetime) -> datetime:
             return now
         missed = max(0, (now - last) // schedule.run_every - 1)
         due = next_due(schedule, last + missed * schedule.run_every, now)
-        while due < (following := next_due(schedule, due, now)) <= now:  # rounded times may allow one more
+        # The times are rounded, so one more run may be due.
+        while due < (following := next_due(schedule, due, now)) <= now:
             due = following
         return due
     due = next_due(schedule, last, now)

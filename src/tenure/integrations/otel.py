@@ -80,7 +80,8 @@ class Terms:
         return Term(trace.set_span_in_context(span, Context()), now_ns)
 
     def _end(self, term: Term | None, event: Deposed, now_ns: int) -> None:
-        if term is None:  # it began before observe() was called
+        if term is None:
+            # The term began before observe() was called.
             return
         attributes = {**self._attributes(event), "tenure.reason": event.reason}
         span = self._tracer.start_span("tenure.term", term.context, attributes=attributes, start_time=term.began_ns)

@@ -94,7 +94,8 @@ class TenureCollector:
         for node in self._nodes:
             try:
                 page.add(node.stats(), node.services())
-            except NodeClosed:  # in a forked child: the parent shows the numbers
+            except NodeClosed:
+                # This is a forked child. The parent shows the numbers.
                 continue
         return iter(page.metrics)
 
@@ -111,7 +112,7 @@ class Page:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """All metrics."""
+        """Every family of metrics, even one without a value."""
         return (*self._families.values(), self._latency)
 
     def _add(self, name: str, labels: tuple[str, ...], value: float) -> None:

@@ -237,7 +237,8 @@ class ManualElection:
     def elect(self, own: Membership, role: str) -> RoleState | None:
         """Renew or take the role; return its state after that, or None if it has no leader."""
         holding = self.holding(role)
-        assert holding is not None  # the candidate stands for it
+        # The candidate stands for the role, so the role exists.
+        assert holding is not None
         if holding.member_id == own.id:
             return self._kept(own, role, holding)
         if holding.member_id is not None and not self._over(own, role, holding):

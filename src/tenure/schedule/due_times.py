@@ -191,7 +191,8 @@ class Cron(DueTimes):
                         yield due
                         last = due
                 held = []
-            elif matches:  # the times of two such days may be mixed up
+            elif matches:
+                # The times of two such days may be mixed up, so they are sorted together.
                 held += self._of_day(day)
             day += _DAY
 

@@ -125,7 +125,8 @@ def _name(function: Any, name: str | None) -> str:
         own = getattr(function, "__name__", repr(function))
         example = own if own.isidentifier() else "report"
         raise ConfigError(f"job {own!r} must take one argument, the run: def {example}(run)") from None
-    except ValueError:  # a builtin without a signature
+    except ValueError:
+        # A builtin may have no signature.
         pass
     own = getattr(function, "__name__", "<lambda>")
     if name is None and own == "<lambda>":

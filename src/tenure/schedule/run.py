@@ -129,7 +129,8 @@ class Run:
             return transaction.finish(self.job, self.due)
         except TenureError:
             raise
-        except Exception as error:  # from the driver: the connection is lost, or the job ignored a failed statement
+        except Exception as error:
+            # The driver raised this error. The connection is lost, or the job ignored a failed statement.
             raise NotCommitted(f"{self!r} was rolled back, because it could not be marked as done: {error}") from error
 
     def _open(self) -> None:

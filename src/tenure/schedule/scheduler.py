@@ -220,7 +220,8 @@ class Scheduler:
 
     def _advance(self, state: JobState, now: int) -> None:
         """Start the run of a job that is due, or set when to look again."""
-        if not self._term.valid:  # in doubt, or over: the service is stopped then
+        if not self._term.valid:
+            # The term is in doubt, or over. If it is over, the node stops this service.
             state.wake_at = now + LOOK_EVERY_US
             return
         if state.repeat is not None:
@@ -251,7 +252,8 @@ class Scheduler:
                 state.call = state.run = state.function = None
                 self._wake()
 
-        state.wake_at = 0  # when the run is over
+        # The job is looked at again as soon as the run is over.
+        state.wake_at = 0
         state.call = Call(run)
 
     @contextlib.asynccontextmanager
@@ -280,7 +282,8 @@ class Scheduler:
         if claimed.mine or claimed.paused:
             state.mark = max(state.mark, decision.due)
         elif claimed.mark_us is not None and claimed.mark_us > state.mark:
-            state.mark = claimed.mark_us  # another program has claimed it by hand
+            # Another program has claimed a run by hand.
+            state.mark = claimed.mark_us
         if claimed.mine:
             run = self._run(job, decision.due, missed=decision.missed)
             if not job.repeats:
@@ -335,7 +338,8 @@ class Scheduler:
                     self._count(job.name, "done")
                 break
             if lost(error, self._blocking):
-                break  # the next leader records it
+                # The next leader records the end of the run.
+                break
             if isinstance(error, Interrupted):
                 await self._end(run, "interrupted", str(error), over=False)
                 break

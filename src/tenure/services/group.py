@@ -62,7 +62,7 @@ class ServiceGroup(abc.ABC):
 
     @property
     def names(self) -> str:
-        """The names of its services."""
+        """The names of its services, for log messages."""
         return ", ".join(runner.service.name for runner in self.runners)
 
     @abc.abstractmethod

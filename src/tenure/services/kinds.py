@@ -37,11 +37,11 @@ class ServiceObject(Protocol):
 
     @property
     def start(self) -> Callable[..., object]:
-        """Start it. It may take the term."""
+        """Called to start the service. It may take the term."""
 
     @property
     def stop(self) -> Callable[..., object]:
-        """Stop it."""
+        """Called to stop the service, without an argument."""
 
 
 class EverywherePolicy(TypedDict, total=False):

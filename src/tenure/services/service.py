@@ -112,7 +112,8 @@ def takes_argument(function: Callable[..., object]) -> bool:
     """Whether the function takes the term: its first parameter has no default, or is called ``term``."""
     try:
         first = next(iter(inspect.signature(function).parameters.values()), None)
-    except ValueError:  # a builtin without a signature
+    except ValueError:
+        # A builtin may have no signature.
         return True
     if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         return False

@@ -356,7 +356,7 @@ class ControlStore:
     def _check_replicated(self, loses_nothing: bool) -> None:
         """Raise ``Failed`` if the commit should be on a replica, and its wait was cancelled (R17)."""
         if loses_nothing and self.session.unreplicated:
-            raise Failed("somebody cancelled the wait for the replica: the commit does not count before the next one")
+            raise Failed("the wait for the replica was cancelled: the commit does not count before the next one")
 
     def _vacate(self, request: messages.Vacate) -> messages.Vacated:
         """Vacate the role. If fenced transactions are open, only mark the term, so that no new one begins."""

@@ -109,7 +109,8 @@ def postgresql(schema: str) -> Dialect:
             " in ('off', 'local', 'remote_write')"
             " then pg_catalog.set_config('synchronous_commit', 'on', true) end",
             "wait_for_role": f"and {quoted}wait_for_role(namespace, name)",
-            "incarnation": quoted + "incarnation()",  # its timeline shows whether the server was a replica
+            # The timeline shows whether the server was a replica.
+            "incarnation": quoted + "incarnation()",
             "place": quoted + "place()",
             "of_this_place": f"not null default {quoted}place()",
             # As Python compares, whatever the database's collation is.

@@ -66,7 +66,8 @@ where namespace = :namespace and name = :role
 def forget_namespace(tables: Tables) -> None:
     """Delete the namespace in one transaction, which keeps nodes out; raise ConfigError if it has members."""
     session, dialect = tables.session, tables.session.dialect.name
-    if dialect == "mysql":  # for the next transaction only: READ COMMITTED would lock no gaps
+    if dialect == "mysql":
+        # This holds for the next transaction only. READ COMMITTED would lock no gaps.
         session.read(Step("set transaction isolation level repeatable read", {}))
     with session.transaction() as run:
         run(*_steps(tables, FORGET_ROLES), *_steps(tables, SHUT_OUT[dialect]))

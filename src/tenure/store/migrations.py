@@ -92,11 +92,13 @@ class Schema(abc.ABC):
         if migration.version == 1:
             texts.append("create table {meta} (name {text} primary key, value integer not null) {engine}")
             texts.append("insert into {meta} (name, value) values ('version', 0), ('oldest', 1)")
-        if self.has_functions:  # first: a column's default may call one
+        # Functions come first, because a column's default may call one.
+        if self.has_functions:
             texts += migration.functions
         texts += migration.tables
         texts.append(f"update {{meta}} set value = {migration.version} where name = 'version'")
-        needed = migration.oldest  # never less than before: an operator's word may need a newer release (R17)
+        # The number never decreases: an operator's word may need a newer release (R17).
+        needed = migration.oldest
         texts.append(f"update {{meta}} set value = {needed} where name = 'oldest' and value < {needed}")
         return texts
 

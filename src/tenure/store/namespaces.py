@@ -41,8 +41,9 @@ def set_promotion(tables: Tables, word: str) -> None:
     _, before, changed, _ = _run(tables, *statements.SET_PROMOTION, promotion=word, oldest=migrations.oldest())
     if before.rows[0][0] == statements.LOSES_NOTHING and tables.session.unreplicated:
         raise StoreUnavailable(
-            f"promotion={word!r} is set for namespace {tables.namespace!r}, but somebody cancelled the wait for the "
-            "replica, which may still say that a promotion loses nothing: do not promote it before it has caught up"
+            f"promotion={word!r} is set for namespace {tables.namespace!r}, but the wait for the replica was "
+            "cancelled; the replica may still say that a promotion loses nothing: do not promote it before it has "
+            "caught up"
         )
     if not changed.count:
         raise ConfigError(

@@ -23,11 +23,11 @@ class Tables(Protocol):
 
     @property
     def namespace(self) -> str:
-        """The namespace."""
+        """The name of the namespace to which the rows belong."""
 
     @property
     def session(self) -> Session:
-        """The connection."""
+        """The connection on which the statements run."""
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ class Session(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, and so release the locks that it holds."""
 
 
 class LaneSession(Session):
@@ -159,7 +159,7 @@ class Sentinel(Protocol):
         """Take the lock exclusively; return False if another process has it."""
 
     def release(self, key: int) -> None:
-        """Release the lock."""
+        """Release the lock, so that another process can take it."""
 
     def wait(self, key: int, seconds: float) -> None:
         """Wait up to ``seconds`` until the lock is free. Returning proves nothing: check the lock afterwards."""

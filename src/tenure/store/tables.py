@@ -293,8 +293,9 @@ _PROMOTION = (
     "alter table {namespaces} add column limit_by {text}",
     "alter table {namespaces} add column promotion {text}",
 )
-"""Who set the largest TTL (R16): nobody yet (``open``), ``nodes``, or an ``operator``; and whether a promotion loses
-commits (R17). Older releases write neither: their limits count as an operator's, and promotions may lose commits."""
+"""Who set the largest TTL (R16): ``nodes``, or an ``operator``; it is ``open`` while it is not set. And whether a
+promotion loses commits (R17). Older releases write neither: their limits count as an operator's, and promotions may
+lose commits."""
 
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(1, _TABLES, (_INCARNATION, _FENCE, _WAIT_FOR_ROLE, _SAME_SERVER)),

@@ -70,7 +70,8 @@ def _fold_runs(session: Session, job: dict[str, Any]) -> None:
     with session.transaction() as run:
         (mine,) = run(Step(job_statements.LOCK_JOB, job))
         if not mine.rows:
-            return  # another node folds them, or the leader claims a run
+            # Another node folds the runs, or the leader claims one.
+            return
         (last_kept,) = run(Step(job_statements.LAST_KEPT_RUN, job | {"kept": KEPT_RUNS}))
         for (before,) in last_kept.rows:
             old = job | {"before": before}

@@ -90,13 +90,13 @@ class NoSentinel:
         return False
 
     def release(self, key: int) -> None:
-        """Do nothing."""
+        """Do nothing: ``hold()`` takes no lock."""
 
     def sweep(self, keys: set[int]) -> None:
-        """Do nothing."""
+        """Do nothing: a dead member leaves no sentinel behind."""
 
     def abandon(self) -> None:
-        """Do nothing."""
+        """Do nothing: a forked child inherits no sentinel."""
 
     def wait(self, key: int, seconds: float) -> None:
         """Wait for the time to pass, or for the node to be closed."""

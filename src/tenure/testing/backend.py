@@ -156,7 +156,8 @@ class MemoryStore(ControlStore):
     def _reply(self, alone_in: tuple[str, ...] = ()) -> messages.Standing:
         it = self._backend
         for role in it.taken.intersection(it.held):
-            it.tokens[role] = it.held.pop(role) + 1  # the token of the other node
+            # The new token is that of the other node.
+            it.tokens[role] = it.held.pop(role) + 1
         vacant = it.standing.difference(it.held, it.taken)
         return messages.Standing(
             alive=True,

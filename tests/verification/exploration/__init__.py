@@ -17,5 +17,8 @@ real. The tables are a model, which ``tests/verification/simulation/test_model.p
     story      the way to a state, as a numbered list that a person can read
     mutations  rules taken away, and the world in which that shows
 
-README.md says what is explored and what is not.
+    make explore                               every world, then every rule taken away: half an hour
+    make explore ARGS="--world strict"         one world: one to three minutes
+
+README.md says what is explored and what is not. The ordinary run has the worlds that take seconds.
 """

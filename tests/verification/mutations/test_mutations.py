@@ -571,7 +571,7 @@ MUTATIONS = [
         "lost-acquire-among-many-roles",
         NOBODY_LEADS,
         (
-            ("core/protocol.py", "self.roles.read_all_at = LONG_AGO  # the request may have taken effect", "pass"),
+            ("core/protocol.py", "        self.roles.read_all_at = LONG_AGO\n", "        pass\n"),
             (
                 "core/roles.py",
                 "self.read_all_at = LONG_AGO\n        self._read_all_until = now + server_patience(self._ttl)\n",

@@ -90,7 +90,8 @@ def perform(shown: PlainOutput, url: str | None, *, fast: bool, sqlite: bool) ->
     with contextlib.ExitStack() as stack:
         if url is None:
             for name in [name for name in os.environ if name.startswith("PG")]:
-                del os.environ[name]  # libpq would connect to another server
+                # With this variable, libpq would connect to another server.
+                del os.environ[name]
             url, label = stack.enter_context(throwaway(sqlite=sqlite))
         shown.say(f"Database: {label}. Lease: {ttl:g} s.")
         schema = DemoSchema(url)
@@ -111,7 +112,7 @@ class DemoSchema:
         self._registry = Registry(url, namespace=self.namespace, schema=self.schema)
 
     def create(self) -> None:
-        """Create the tables."""
+        """Create the tables of Tenure, and the ledger."""
         self._registry.create()
         self._run(f"create table {self.ledger} (token bigint, name text)")
 

@@ -89,7 +89,8 @@ def _guard(
             cwd="/",
             # A PGDATA or PGPORT of the shell must not reach the server.
             env={"PATH": os.defpath + ":/usr/sbin:/sbin", "LC_ALL": "C"},
-            start_new_session=True,  # so that Ctrl-C in the terminal does not reach it
+            # Ctrl-C in the terminal must not reach the server.
+            start_new_session=True,
             **account,
         )
         assert guard.stdin

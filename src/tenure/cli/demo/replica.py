@@ -110,13 +110,15 @@ def say(what: str, **details: object) -> None:
     """Send a message to the demo, from any thread."""
     try:
         os.write(1, json.dumps({"what": what, "at": now(), **details}).encode() + b"\n")
-    except BrokenPipeError:  # the demo is gone
+    except BrokenPipeError:
+        # The demo has ended.
         os._exit(1)
 
 
 def main() -> None:
     """Run as a replica."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a frozen replica does not see the end of its input
+    # A frozen replica does not see the end of its input. So the kernel kills it when the demo ends.
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     logging.getLogger("tenure").addHandler(logging.NullHandler())
     options = json.loads(sys.argv[1])
     ledger = options.pop("ledger")
@@ -157,7 +159,8 @@ class Replica:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # so that Ctrl-C in the terminal does not reach it
+            # Ctrl-C in the terminal must not reach the replica.
+            start_new_session=True,
         )
         self.pid = self.process.pid
 
@@ -172,12 +175,14 @@ class Replica:
         try:
             self.process.stdin.write(command.encode() + b"\n")
         except BrokenPipeError:
-            self.read()  # raises, and says why
+            # The replica has ended. This raises an error that says why.
+            self.read()
 
     def signal(self, number: signal.Signals) -> float:
         """Send a signal; return the moment just before."""
         at = now()
-        os.kill(self.pid, number)  # the process was not reaped, so the id is still its own
+        # The demo has not reaped the process, so the id is still its own.
+        os.kill(self.pid, number)
         return at
 
     def read(self) -> None:

@@ -111,7 +111,8 @@ class Scenario:
         self.claim("a frozen leader is replaced after its lease", f"{duration(since - at)} after SIGSTOP")
         self.write(successor)
         self.pause(2)
-        leader.ask("read")  # the request waits in the pipe: the process answers it first when it wakes
+        # The request waits in the pipe. The process answers it first when it wakes.
+        leader.ask("read")
         leader.fate = ""
         at = leader.signal(signal.SIGCONT)
         read = self.answer(leader)

@@ -23,11 +23,13 @@ import socket
 import struct
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # slow to import
+# These modules are slow to import.
+if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-RECEIVE_FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # the command must not inherit descriptors
+RECEIVE_FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+"""The command must not inherit the descriptors that a message brings."""
 
 
 class MessageChannel:
@@ -48,7 +50,8 @@ class MessageChannel:
         data = struct.pack("=II", len(body), len(descriptors)) + body
         packed = struct.pack(f"{len(descriptors)}i", *descriptors)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)] if packed else []
-        with contextlib.suppress(OSError):  # the other end is gone: receive() reports that
+        # If the other end is gone, receive() reports that.
+        with contextlib.suppress(OSError):
             sent = self._socket.sendmsg([data], rights)
             self._socket.sendall(data[sent:])
 
@@ -77,5 +80,5 @@ class MessageChannel:
         return messages
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end; ``receive()`` at the other end then returns None."""
         self._socket.close()

@@ -44,7 +44,8 @@ else:
     from processes import PR_SET_PDEATHSIG, adopt_orphans, descendants, kill_all, prctl, signal_all
 
 if sys.platform == "linux":
-    CLOCK = time.CLOCK_BOOTTIME  # the clock of tenure.clock
+    # The deadlines that `tenure run` sends are moments on the clock of `tenure.clock`.
+    CLOCK = time.CLOCK_BOOTTIME
 else:
     CLOCK = time.CLOCK_MONOTONIC
 
@@ -119,7 +120,8 @@ class Guard:
         self.status, self.cause, self.has_terminal = None, "exit", False
         self.end_at = NEVER
         self.on_trust(deadline, descriptors)
-        if now() >= self.lapse_at:  # too late to start it
+        if now() >= self.lapse_at:
+            # It is too late to start the command.
             self.channel.send("over", 0, "deadline")
             self.drop_descriptors()
             return
@@ -144,7 +146,8 @@ class Guard:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != guard:
                 os._exit(1)
-            for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them
+            # Python ignores these signals, and the command would inherit that.
+            for name in ("SIGPIPE", "SIGXFSZ"):
                 signal.signal(getattr(signal, name), signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
             os.execvpe(argv[0], argv, environment)  # noqa: S606 - the caller wants this command
@@ -159,7 +162,8 @@ class Guard:
         self.descriptors = descriptors
         if self.frozen:
             self.frozen = False
-            signal_all(self.family()[::-1], signal.SIGCONT)  # parents last, so that they do not see stopped children
+            # Parents come last, so that they do not see stopped children.
+            signal_all(self.family()[::-1], signal.SIGCONT)
         # A command that was asked to end because of its deadline must end, even if a later deadline comes.
         if self.cause != "deadline":
             self.warn_at = deadline - WARNING * self.ttl
@@ -218,7 +222,8 @@ class Guard:
     def kill(self) -> None:
         """Kill the command and its descendants, and wait until they are dead."""
         if self.pid and self.status is None:
-            signal_all([-self.pid], signal.SIGKILL)  # the whole group at once
+            # One call kills the whole group at once.
+            signal_all([-self.pid], signal.SIGKILL)
         ended = kill_all(self.family)
         if self.pid:
             self.status = ended.get(self.pid, self.status)
@@ -237,13 +242,15 @@ class Guard:
                 self.stopped(os.WSTOPSIG(status))
             elif pid == self.pid:
                 self.status = status
-                self.end_at = min(self.end_at, now() + self.grace)  # for the descendants that it left behind
+                # This time is for the descendants that the command left behind.
+                self.end_at = min(self.end_at, now() + self.grace)
                 signal_all(self.family(), signal.SIGTERM)
 
     def over(self) -> None:
         """Report how the command ended, when none of its processes is left."""
         if self.group_only:
-            signal_all(self.family(), signal.SIGKILL)  # the kernel does not report the end of a group
+            # The kernel does not report the end of a group.
+            signal_all(self.family(), signal.SIGKILL)
         self.take_terminal_back()
         self.channel.send("over", self.status, self.cause)
         self.pid = 0
@@ -282,7 +289,8 @@ class Guard:
                 os.tcsetpgrp(self.terminal, new)
                 return True
         except OSError:
-            pass  # this process has lost its terminal
+            # This process has lost its terminal.
+            pass
         return False
 
     def take_terminal_back(self) -> None:
@@ -313,7 +321,8 @@ class _Timer:
             return None if due == NEVER else max(0.0, due - now()) * 1000
         if due != self._set:
             self._set = due
-            seconds = 0.0 if due == NEVER else max(due, 0.001)  # zero would disarm the timer
+            # Zero would disarm the timer.
+            seconds = 0.0 if due == NEVER else max(due, 0.001)
             expiry = struct.pack("@4l", 0, 0, int(seconds), int(seconds % 1 * 1e9))
             self._libc.timerfd_settime(self.descriptor, TFD_TIMER_ABSTIME, expiry, None)
         return None
@@ -352,7 +361,8 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     group_only = "--group-only" in sys.argv
-    if not group_only:  # otherwise the guard would wait for orphans of other groups, which it cannot end
+    # With --group-only, the guard adopts no orphans. It would wait for those of other groups, which it cannot end.
+    if not group_only:
         adopt_orphans()
     Guard(MessageChannel(connection), group_only=group_only).run()
 

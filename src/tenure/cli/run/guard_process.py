@@ -190,7 +190,8 @@ def kill_orphans() -> None:
             found = descendants(os.getpid(), spared=_guards)
             signal_all(found, signal.SIGKILL)
         for pid in found:
-            with contextlib.suppress(ChildProcessError):  # a child of another process
+            # The process may be a child of another process, which reaps it.
+            with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         empty = 0 if found else empty + 1
         # A process may fork faster than it is killed. So the loop pauses only after a scan that finds no new process.

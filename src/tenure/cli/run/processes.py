@@ -9,7 +9,8 @@ import sys
 import time
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # slow to import
+# This module is slow to import.
+if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 PR_SET_PDEATHSIG = 1
@@ -48,7 +49,8 @@ def descendants(root: int, spared: Collection[int] = ()) -> list[int]:
                 with open(f"/proc/{parent}/task/{thread}/children") as file:  # noqa: PTH123 - pathlib is slow to import
                     found.extend(pid for pid in map(int, file.read().split()) if pid not in spared)
         except OSError:
-            continue  # the process has ended, and its children have another parent: the next scan finds them there
+            # The process has ended, and its children have another parent. The next scan finds them there.
+            continue
     return found[1:]
 
 
@@ -78,5 +80,6 @@ def kill_all(find: Callable[[], list[int]]) -> dict[int, int]:
 def signal_all(processes: list[int], number: int) -> None:
     """Send a signal to processes, and to process groups (negative numbers)."""
     for pid in processes:
-        with contextlib.suppress(OSError):  # it has ended, or this user may not signal it
+        # The process may have ended, or this user may not signal it.
+        with contextlib.suppress(OSError):
             os.kill(pid, number)

@@ -91,7 +91,8 @@ class Runner:
                     return self._campaign(node)
                 finally:
                     self._closed = True
-                    self._guard.close()  # before the node leaves
+                    # The guard must have killed the command before the node leaves.
+                    self._guard.close()
         finally:
             self._guard.close()
 
@@ -135,7 +136,8 @@ class Runner:
                 return code
             if loss:
                 say(self._about(f"leadership lost ({loss}); the command was ended"))
-            if election.term is term:  # the command must not start again under the same token
+            if election.term is term:
+                # The command must not start again under the same token.
                 election.withdraw()
             if not loss:
                 ended = now()
@@ -210,7 +212,8 @@ class Runner:
             self._command = None
             loss = (term.lost_reason or "no renewal in time") if command.lost else None
             if loss and not self._options.restart:
-                stop_standing(election)  # this process is about to exit, so it must not be elected again
+                # This process is about to exit, so it must not be elected again.
+                stop_standing(election)
             hold_role(election, held=False)
         return command.code, loss
 
@@ -231,7 +234,8 @@ class Runner:
 
     def _signalled(self, number: int, _: object) -> None:
         self._signals.append(number)
-        if self._connecting:  # the main loop is not running yet, and connecting may take long
+        if self._connecting:
+            # The main loop is not running yet, and connecting may take long.
             self._obey_alone()
 
     def _obey_alone(self) -> None:

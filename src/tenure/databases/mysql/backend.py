@@ -68,7 +68,8 @@ class MySqlBackend(backend.Backend):
                 yield connection
             finally:
                 with contextlib.suppress(Exception):
-                    connection.rollback()  # what was not committed
+                    # This undoes what the block did not commit.
+                    connection.rollback()
 
     def cut(self, connection: Any) -> None:
         cut(connection)

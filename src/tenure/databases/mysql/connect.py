@@ -75,7 +75,8 @@ def parse_url(url: str) -> dict[str, Any]:
     for name, value in parse_qsl(query, keep_blank_values=True):
         if (name, value) != ("charset", "utf8mb4"):
             told[name] = _parameter(name, value)
-    if "ssl_ca" in told:  # naming an authority turns the checks on, as ssl={"ca": …} does
+    if "ssl_ca" in told:
+        # A URL that names an authority turns the checks on, as ssl={"ca": …} does.
         told = {"ssl_verify_cert": True, "ssl_verify_identity": True, **told}
     if len(hosts) > 1 and "unix_socket" in told:
         raise ConfigError("the MariaDB URL has several hosts and a unix_socket, which is one server: leave one out")
@@ -248,7 +249,8 @@ class MySqlConnector(connecting.Connector):
             return
         try:
             self._context = getattr(load().connect(**mine, defer_connect=True), "ctx", None)
-        except (OSError, ValueError) as error:  # ssl.SSLError is one
+        except (OSError, ValueError) as error:
+            # The error for a wrong certificate, ssl.SSLError, is an OSError.
             files = ", ".join(f"{name}={value}" for name, value in mine.items() if name in _FILES)
             given = files or f"without {', '.join(_FILES)}"
             raise ConfigError(f"TLS cannot be used as the MariaDB URL says ({given}): {error}") from None
@@ -283,7 +285,8 @@ class MySqlConnector(connecting.Connector):
         session = MySqlSession(connection)
         who, variables = session.read(*(Step(text, {}) for text in _WHO))
         session.pid, version, session.database, session.server_start = who.rows[0]
-        session.started = session.server_start  # which makes the number unique: a server never gives one twice
+        # The server's start makes a connection's number unique, because a server never gives a number twice.
+        session.started = session.server_start
         self._check(connection, session.pid, version, dict(variables.rows))
         session.read(
             Step("set session transaction isolation level read committed, read write", {}),
@@ -360,7 +363,7 @@ class MySqlConnector(connecting.Connector):
 
 
 def is_encrypted(connection: Any) -> bool:
-    """Whether the connection is encrypted."""
+    """Whether the connection uses TLS: only such a socket has a cipher."""
     return hasattr(wire(connection), "cipher")
 
 

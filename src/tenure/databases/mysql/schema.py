@@ -21,9 +21,12 @@ class MySqlSchema(Schema):
         " (the database user needs CREATE, ALTER and INDEX on the database or, once the tables exist, what "
         "`tenure sql --dialect mysql --grants USER` prints)"
     )
-    in_use = (1205, 1213)  # a lock was waited for in vain, a deadlock
-    not_permitted = (1044, 1142, 1370)  # on a database, a table, a routine
-    there_already = (1050, 1060, 1061, 1062)  # a table, a column, an index, a row
+    in_use = (1205, 1213)
+    """The codes for a lock wait that timed out, and for a deadlock."""
+    not_permitted = (1044, 1142, 1370)
+    """The codes for a database, a table and a routine."""
+    there_already = (1050, 1060, 1061, 1062)
+    """The codes for a table, a column, an index and a row."""
     missing = (NO_SUCH_TABLE,)
 
     def exists(self) -> Step:
@@ -49,7 +52,8 @@ class MySqlSchema(Schema):
         try:
             session.run(*(Step(text, {}) for name in TABLES if name != "meta" for text in _nothing_done(name)))
         except Failed as error:
-            if error_code(error.__cause__) != NO_SUCH_TABLE:  # check_shape() reports that
+            # The method check_shape() reports a missing table.
+            if error_code(error.__cause__) != NO_SUCH_TABLE:
                 raise
 
     def grants(self, user: str) -> list[str]:

@@ -179,7 +179,8 @@ class MySqlSession(LaneSession):
             if is_lost(self.connection, error):
                 raise Gone(said(error)) from error
             raise Failed(said(error)) from error
-        except (AttributeError, ValueError) as error:  # the driver raises these on a closed connection
+        except (AttributeError, ValueError) as error:
+            # The driver raises these errors on a closed connection.
             if self.connection.open:
                 raise
             raise Gone("the connection is closed") from error

@@ -64,7 +64,8 @@ class PostgresStore(LockingStore):
         """Run the steps of a takeover and of a hand-over, once on each connection."""
         if not self._rehearsed:
             self._rehearsed = True
-            with contextlib.suppress(Failed):  # the request before it has succeeded
+            # The request before the rehearsal has succeeded, whatever becomes of the rehearsal.
+            with contextlib.suppress(Failed):
                 self.session.run(*self._rehearsal(member_id))
                 self._end(backend.REHEARSAL)
 
@@ -188,7 +189,8 @@ class PostgresBackend(backend.Backend):
         self._compared = True
         try:
             theirs = self._application.which()
-        except StoreUnavailable:  # the application's URL need not work yet
+        except StoreUnavailable:
+            # The application's URL need not work yet.
             return
         if theirs != self._connector.which():
             raise ConfigError("url and direct_url lead to different databases: give two URLs of the same database")
@@ -229,7 +231,8 @@ class PostgresBackend(backend.Backend):
             # A pooler would hand a prepared statement to its next client, which could not prepare the same again.
             connection.prepare_threshold = None
             connection.autocommit = False
-            connection.read_only = False  # whatever the server's default is: a term's holder writes
+            # A term's holder writes, whatever the server's default is.
+            connection.read_only = False
             yield connection
 
     def cut(self, connection: Any) -> None:

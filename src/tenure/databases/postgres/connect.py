@@ -113,7 +113,8 @@ def parse_hosts(parameters: dict[str, Any], ttl: float) -> Hosts:
         f"{host.get('host') or host.get('hostaddr') or 'localhost'}:{host.get('port') or DEFAULT_PORT}" for host in each
     ]
     limit_s = time_limit_s(ttl)
-    with contextlib.suppress(ValueError, OverflowError):  # which libpq refuses
+    # libpq refuses a value that is not a number.
+    with contextlib.suppress(ValueError, OverflowError):
         told_s = int(float(parameters.get("connect_timeout", 0)))
         limit_s = max(LEAST_TIMEOUT_S, told_s) if told_s > 0 else limit_s
     return Hosts(each, names, limit_s)
@@ -163,7 +164,8 @@ class PostgresConnector(connecting.Connector):
             connection: psycopg.Connection[Any] = connecting.connect_outside_fork(
                 lambda: driver.connect(autocommit=True, **parameters), lambda opened: opened
             )
-        except (driver.Error, OSError, ValueError) as error:  # ValueError: a host that is not a valid name
+        except (driver.Error, OSError, ValueError) as error:
+            # The driver raises ValueError for a host that is not a valid name.
             return connecting.without_secrets(parameters, str(error).strip())
         return connection
 
@@ -194,7 +196,8 @@ class PostgresConnector(connecting.Connector):
     def _plain_session(self, connection: psycopg.Connection[Any]) -> PostgresSession:
         self._check_kind(connection)
         backend = ServerProcess(*connection.execute(_WHO).fetchone())  # type: ignore[misc]
-        connection.prepare_threshold = None  # a pooler would keep what is prepared
+        # A pooler would keep prepared statements when this session has ended.
+        connection.prepare_threshold = None
         session = PostgresSession(connection, self.dialect, backend)
         session.pooled = connection.info.backend_pid != backend.pid
         return session
@@ -213,7 +216,8 @@ class PostgresConnector(connecting.Connector):
             if backend.synchronous_commit == "off":
                 settings["synchronous_commit"] = "local"
             return PooledSession(connection, self.dialect, backend, settings)
-        connection.prepare_threshold = 0  # the same few statements repeat
+        # The same few statements repeat, so each is prepared when it first runs.
+        connection.prepare_threshold = 0
         if tcp_user_timeout != lasting["tcp_user_timeout"] and not connection.info.host.startswith("/"):
             log.warning("the server did not accept tcp_user_timeout: a lost network is noticed late")
         return PostgresSession(connection, self.dialect, backend)
@@ -282,7 +286,8 @@ class PostgresConnector(connecting.Connector):
             "search_path": "pg_catalog",
             "statement_timeout": f"{round(statement_timeout_s * 1000)}ms",
             "lock_timeout": "100ms",
-            "client_min_messages": "warning",  # one of them says that a commit is on no replica
+            # One of the warnings says that a commit is on no replica.
+            "client_min_messages": "warning",
             # Not before the owner has stopped trusting itself: the connection's end releases the sentinel.
             "idle_in_transaction_session_timeout": f"{round(timing.server_patience(self._ttl) * 1000)}ms",
             # New tables have no statistics, and nested loops over thousands of roles take quadratic time.
@@ -292,7 +297,8 @@ class PostgresConnector(connecting.Connector):
             "jit": "off",
         }
         if version >= 170000:
-            settings["transaction_timeout"] = "0"  # it would end the connection in the middle of a wait
+            # A time limit would end the connection in the middle of a wait.
+            settings["transaction_timeout"] = "0"
         return settings
 
     def _lasting(self, settings: dict[str, str]) -> dict[str, str]:

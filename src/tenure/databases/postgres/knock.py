@@ -31,7 +31,8 @@ class Knock:
         try:
             return cls(psycopg.pq.PGconn.connect_start(psycopg.conninfo.make_conninfo(**parameters).encode()))
         except (psycopg.Error, OSError, ValueError):
-            return None  # not raised: the error's traceback has the password
+            # The error is not raised, because its traceback has the password.
+            return None
 
     def fileno(self) -> int:
         """Return the descriptor of the socket."""
@@ -42,7 +43,8 @@ class Knock:
         until = clock.now() + seconds
         try:
             return self._answer(question, until) if self._connected(until) else None
-        except (self._psycopg.Error, OSError, ValueError):  # ValueError: the socket is gone
+        except (self._psycopg.Error, OSError, ValueError):
+            # ValueError means that the socket is gone.
             return None
         finally:
             self._libpq.finish()

@@ -135,7 +135,8 @@ class Pipeline:
         self._values.set_pgresult(reply.result)
         try:
             rows: Sequence[tuple[Any, ...]] = self._values.load_rows(0, reply.result.ntuples, tuple)
-        except self._psycopg.DataError as error:  # such as a time in the year 10000, or `infinity`
+        except self._psycopg.DataError as error:
+            # Python has no time in the year 10000, for instance, and no `infinity`.
             raise Failed(f"a row of the tables cannot be read: {error}") from error
         return rows
 
@@ -183,7 +184,8 @@ class Pipeline:
             return True
         # The server may also fail after the last statement: it ends the connection, or the implicit commit fails.
         reply, text = self._pending.popleft() if self._pending else (None, "")
-        self._next()  # libpq returns None after the result of each statement
+        # libpq returns None after the result of each statement.
+        self._next()
         if result.status in self._ok:
             if reply is not None:
                 reply.result = result
@@ -213,7 +215,8 @@ class Pipeline:
             try:
                 self._libpq.consume_input()
             except self._psycopg.Error:
-                self._connection.close()  # libpq keeps it open after some errors, and the next read would fail, too
+                # libpq keeps the connection open after some errors, and the next read would fail as well.
+                self._connection.close()
                 raise
         self.hear()
         return self._libpq.get_result()

@@ -46,7 +46,8 @@ class PostgresSchema(Schema):
     # column, an object or a function exists.
     in_use = ("55P03", "40P01", "23505", "42P06", "42P07", "42701", "42710", "42723")
     not_permitted = ("42501",)
-    missing = ("3F000", "42883", "42P01")  # a schema, a function, a table
+    # These mean that a schema, a function or a table does not exist.
+    missing = ("3F000", "42883", "42P01")
 
     def __init__(self, dialect: Dialect) -> None:
         super().__init__(dialect)

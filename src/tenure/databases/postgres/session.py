@@ -305,4 +305,5 @@ def _codec(server_encoding: str) -> str:
     try:
         return codecs.lookup(name).name
     except LookupError:
-        return "ascii"  # every encoding includes it
+        # Every encoding includes ASCII.
+        return "ascii"

@@ -34,7 +34,8 @@ class SqliteBackend(Backend):
     def open_control(self, server_answered: TellStart = ignore_start) -> Control:
         session = self._connector.open()
         server = session.server()
-        if server.file == self.file:  # the protocol learns of another file with the reply
+        # If this is another file, the protocol learns of it with the reply.
+        if server.file == self.file:
             server_answered(server.start)
         with closing_on_error(session):
             sentinel = FileSentinel(session.file.sentinels, session, self.stop)
@@ -65,7 +66,8 @@ class SqliteBackend(Backend):
             try:
                 yield connection
             finally:
-                connection.rollback()  # what was not committed
+                # This undoes what the block did not commit.
+                connection.rollback()
 
     def cut(self, connection: sqlite3.Connection) -> None:
         connection.interrupt()

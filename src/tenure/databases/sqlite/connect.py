@@ -36,7 +36,6 @@ class SqliteConnector:
         self._busy_timeout_s = renew_every
 
     def __repr__(self) -> str:
-        """Show the file."""
         return f"SqliteConnector({str(self.path)!r})"
 
     @property

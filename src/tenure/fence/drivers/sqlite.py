@@ -32,7 +32,8 @@ class SqliteAdapter(Adapter):
         if getattr(self.connection, "autocommit", None) is not True:
             self.connection.rollback()
         elif self.connection.in_transaction:
-            self.connection.execute("rollback")  # rollback() does nothing in this mode
+            # The connection's method rollback() does nothing in this mode.
+            self.connection.execute("rollback")
 
 
 class AiosqliteAdapter(SqliteAdapter):

@@ -90,7 +90,6 @@ class ClaimedJob:
         self._jobstore_alias = job._jobstore_alias  # noqa: SLF001
 
     def __str__(self) -> str:
-        """Show the job."""
         return str(self._job)
 
 
@@ -147,7 +146,8 @@ class ClaimingExecutor:
             if self._repeats:
                 pending.dues.extend(dues)
                 self._limit(job, pending)
-                if pending.batches:  # the current batch continues with these
+                if pending.batches:
+                    # The current batch continues with these due times.
                     return
             pending.batches += 1
         batch = Batch(self, job, pending, pending.dues if self._repeats else deque(dues))
@@ -229,5 +229,6 @@ class ClaimingExecutor:
         with self._changed:
             self._at_work -= 1
             if self._repeats and not is_over(run):
-                pending.last = False  # the run is repeated, so the job is not over
+                # The run is repeated, so the job is not over.
+                pending.last = False
             self._changed.notify_all()

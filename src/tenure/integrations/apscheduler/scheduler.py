@@ -119,7 +119,8 @@ class Leading:
         self._wait_started()
         self._added = False
         for (alias, _), (job, replaces) in list(self._held.items()):
-            with contextlib.suppress(ConflictingIdError):  # the store has the job, and it must not be replaced
+            # The store may have the job already, and that one must not be replaced.
+            with contextlib.suppress(ConflictingIdError):
                 self._plain_add(job, alias, replaces)
         self._held.clear()
         now = datetime.now(timezone.utc)
@@ -167,7 +168,8 @@ class Leading:
             gone, self._gone = self._gone, set()
             write(term, lambda transaction: [transaction.forget(name) for name in gone])
         if any(map(_is_shared, self._scheduler._jobstores.values())):  # noqa: SLF001
-            self._scheduler.wakeup()  # another replica may have added a job
+            # Another replica may have added a job.
+            self._scheduler.wakeup()
         return True
 
     def _wait_started(self) -> None:
@@ -208,7 +210,8 @@ class Leading:
     def _say_what_is_begun(self, records: Mapping[str, JobRecord], jobs: Mapping[str, Any]) -> None:
         """Log which runs were begun and are not marked as done, and whether they are repeated."""
         for name, record in records.items():
-            if record.anchor is None or not due_times.is_begun(record):  # only schedulers set an anchor
+            # Only schedulers set an anchor.
+            if record.anchor is None or not due_times.is_begun(record):
                 continue
             if name not in jobs:
                 fate = "is left alone: this scheduler has no such job"

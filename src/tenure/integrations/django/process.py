@@ -116,7 +116,8 @@ def _start(node: Node) -> None:
     try:
         node.start()
     except NodeClosed:
-        pass  # this process ends before the database can be reached
+        # This process ends before the database can be reached.
+        pass
     except Exception:
         log.exception("node %s cannot start, so this process never leads", node.name)
 
@@ -128,7 +129,8 @@ def stop() -> None:
         _here.node = _here.starter = None
     if node is not None and starter is not None:
         node.close()
-        while starter.is_alive():  # it may not have called start() when close() ran
+        # The starting thread may not have called start() when close() ran.
+        while starter.is_alive():
             node.close()
             starter.join(0.05)
 

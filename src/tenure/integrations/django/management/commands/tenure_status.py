@@ -26,7 +26,8 @@ class Command(BaseCommand):  # type: ignore[misc]
     @without_locals
     def handle(self, **options: Any) -> None:
         """Print the tables."""
-        self.stdout.ending = ""  # the lines have their line breaks
+        # The lines have their line breaks already.
+        self.stdout.ending = ""
         try:
             arguments = node_arguments()
             about = {name: arguments[name] for name in ("url", "password", "namespace", "schema") if name in arguments}
