@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Generic
 
+from tenure.base.tracebacks import without_locals
 from tenure.campaign import Campaign, ElectionT
 from tenure.databases.backend import Backend, backend_for
 from tenure.election import HAND_OVER_S, Election
@@ -25,7 +26,6 @@ from tenure.services.host import BaseServiceHost
 from tenure.settings import Mode, NodeSettings, Password, Start, Takeover, check_callback, check_name, node_settings
 from tenure.stats import NodeStats, stats_of
 from tenure.term import BaseTerm, Term
-from tenure.tracebacks import without_locals
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from tenure.base.tracebacks import without_locals
 from tenure.core import messages, timing
 from tenure.databases import guards
 from tenure.databases.backend import LOOK_TIMEOUT_S, backend_for
@@ -30,7 +31,6 @@ from tenure.store.records import (
     TermRecord,
 )
 from tenure.store.session import Failed, Gone, Step
-from tenure.tracebacks import without_locals
 
 if TYPE_CHECKING:
     from typing_extensions import Self

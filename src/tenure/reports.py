@@ -26,9 +26,9 @@ from tenure import (
     TermRecord,
     WaitInfo,
 )
-from tenure.clock import now
+from tenure.base.clock import now
+from tenure.base.durations import duration, exact
 from tenure.databases.doctor import Finding, diagnosed
-from tenure.durations import duration, exact
 from tenure.settings import NodeSettings
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.aio.bridge import Loop, run, until, wait_for
 from tenure.aio.term import AsyncTerm
-from tenure.clock import now
+from tenure.base.clock import now
 from tenure.election import EVENTS_KEPT, HAND_OVER_S, BaseElection, T
 from tenure.engine.candidacy import Candidacy
 from tenure.events import Event

@@ -25,7 +25,7 @@ def restart_pauses() -> Backoff:
 
 
 def trusted_until(term: Term) -> float:
-    """Return when the term lapses unless its lease is renewed, on the clock of ``tenure.clock``."""
+    """Return when the term lapses unless its lease is renewed, on the clock of ``tenure.base.clock``."""
     return holding_of(term).lease.deadline
 
 

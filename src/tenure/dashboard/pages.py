@@ -19,13 +19,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tenure import Candidate, ConfigError, RoleInfo, TenureError, __version__, reports
+from tenure.base.durations import duration, exact
 from tenure.dashboard import subjects, timeline
 from tenure.dashboard.access import Refused, address_of, path_below
 from tenure.dashboard.actions import Actions
 from tenure.dashboard.snapshot import Reader, Snapshot
 from tenure.dashboard.source import Source
 from tenure.dashboard.subjects import number
-from tenure.durations import duration, exact
 
 log = logging.getLogger("tenure.dashboard")
 

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
-from tenure import fork
+from tenure.base import fork
 from tenure.databases.hosts import Hosts
 from tenure.errors import ConfigError, StoreUnavailable, TenureError
 from tenure.settings import Password, check_password

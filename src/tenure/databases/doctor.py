@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
+from tenure.base.durations import duration, exact
 from tenure.core import timing
 from tenure.core.servers import Confirmed
 from tenure.databases.connecting import Connector
 from tenure.databases.guards import guarded_tables
 from tenure.databases.hosts import Host
-from tenure.durations import duration, exact
 from tenure.errors import ConfigError, StoreUnavailable, TenureError
 from tenure.settings import NodeSettings
 from tenure.store import migrations, statements, tables

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tenure import clock
+from tenure.base import clock
 from tenure.core.timing import LONG_AGO
 from tenure.errors import LeadershipLost
 from tenure.events import Deposed, Elected, Event

@@ -16,7 +16,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from typing import Literal, TypeVar
 
-from tenure import clock, fork
+from tenure.base import clock, fork
 from tenure.core import timing
 from tenure.core.options import ProtocolOptions
 from tenure.core.protocol import NodeProtocol

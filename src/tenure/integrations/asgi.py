@@ -25,8 +25,8 @@ import anyio
 
 from tenure import AsyncNode, ConfigError, Elected, Event, LeaderChanged, Node, NodeClosed, TenureError
 from tenure.aio.bridge import run
-from tenure.clock import now
-from tenure.durations import duration
+from tenure.base.clock import now
+from tenure.base.durations import duration
 from tenure.integrations import extra
 from tenure.settings import check_lock_id, check_name, check_seconds
 

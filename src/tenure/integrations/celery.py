@@ -25,9 +25,9 @@ from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any
 
 from tenure import ConfigError, Election, JobRecord, Node, NotLeader, StoreUnavailable, TenureError, Term, WaitTimeout
+from tenure.base.tracebacks import without_locals
 from tenure.integrations import extra, job_name
 from tenure.settings import check_lock_id
-from tenure.tracebacks import without_locals
 
 with extra("celery"):
     from celery import schedules

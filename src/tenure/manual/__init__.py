@@ -31,7 +31,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import UUID
 
-from tenure import __version__, clock
+from tenure import __version__
+from tenure.base import clock
+from tenure.base.tracebacks import without_locals
 from tenure.core import messages
 from tenure.core.evidence import Evidence
 from tenure.core.messages import Verdict
@@ -47,7 +49,6 @@ from tenure.store.control import ControlStore, Identity
 from tenure.store.records import Candidate, LeaderInfo
 from tenure.store.session import Failed, Gone, Session
 from tenure.store.watch import NoSentinel
-from tenure.tracebacks import without_locals
 
 __all__ = [
     "Leader",

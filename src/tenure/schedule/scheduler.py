@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import anyio
 
-from tenure import clock
 from tenure.aio import bridge
 from tenure.aio.call import Call, is_async
 from tenure.aio.term import AsyncTerm
+from tenure.base import clock
 from tenure.core.backoff import Backoff
 from tenure.election import Election
 from tenure.engine.callbacks import CallbackThread

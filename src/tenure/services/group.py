@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 
 from tenure.aio.bridge import Loop
-from tenure.clock import now
+from tenure.base.clock import now
 from tenure.core.timing import NEVER
 from tenure.engine.candidacy import Lease
 from tenure.engine.engine import Engine

@@ -14,7 +14,7 @@ from tenure.aio.bridge import Loop
 from tenure.aio.call import Call
 from tenure.aio.election import AsyncElection
 from tenure.aio.term import AsyncTerm
-from tenure.clock import now
+from tenure.base.clock import now
 from tenure.core.backoff import Backoff
 from tenure.core.timing import LONG_AGO, NEVER
 from tenure.election import Election

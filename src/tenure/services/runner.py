@@ -10,7 +10,7 @@ from typing import Any
 
 from tenure.aio.bridge import done
 from tenure.aio.call import Call
-from tenure.clock import now
+from tenure.base.clock import now
 from tenure.core.backoff import Backoff
 from tenure.core.timing import NEVER
 from tenure.services.kinds import OnReturn

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from tenure.base.durations import exact
 from tenure.core import timing
-from tenure.durations import exact
 from tenure.errors import ConfigError, StoreUnavailable
 from tenure.store import manual_statements, migrations, records, statements
 from tenure.store.control import confirmed

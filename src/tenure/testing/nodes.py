@@ -7,7 +7,7 @@ from typing import Any
 
 from tenure.aio.bridge import run
 from tenure.aio.node import AsyncNode
-from tenure.clock import now
+from tenure.base.clock import now
 from tenure.engine.engine import Engine
 from tenure.errors import ConfigError, WaitTimeout
 from tenure.internals import engine_of

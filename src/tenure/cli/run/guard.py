@@ -44,7 +44,7 @@ else:
     from processes import PR_SET_PDEATHSIG, adopt_orphans, descendants, kill_all, prctl, signal_all
 
 if sys.platform == "linux":
-    CLOCK = time.CLOCK_BOOTTIME  # the clock of tenure.clock
+    CLOCK = time.CLOCK_BOOTTIME  # the clock of tenure.base.clock
 else:
     CLOCK = time.CLOCK_MONOTONIC
 

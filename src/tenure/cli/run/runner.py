@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tenure.base.clock import now
 from tenure.cli import exit_codes
 from tenure.cli.internals import claim_run, end_run, hold_role, is_decided, restart_pauses, stop_standing, wait_for
 from tenure.cli.output import Ended, one_line, say
 from tenure.cli.run.guard_process import GuardedCommand, GuardProcess, stop_job
 from tenure.cli.run.processes import adopt_orphans, sees
-from tenure.clock import now
 from tenure.errors import StoreUnavailable, TenureError
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ import socket
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+from tenure.base.tracebacks import without_locals
 from tenure.core import timing
 from tenure.databases import connecting
 from tenure.databases.hosts import Host, Hosts, time_limit_s
@@ -25,7 +26,6 @@ from tenure.databases.mysql.session import MySqlSession, beside, cut, is_local_s
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.settings import Password
 from tenure.store.session import Step
-from tenure.tracebacks import without_locals
 
 PATIENT_S = 30.0
 """How long a statement may take before :meth:`set_statement_timeout` is called, while the tables are created."""

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tenure import clock
+from tenure.base import clock
 from tenure.core.timing import LONG_AGO
 from tenure.databases.connecting import load, shut_down_socket
 from tenure.databases.postgres.pipeline import Pipeline, Reply

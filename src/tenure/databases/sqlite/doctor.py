@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from tenure.base.durations import duration
 from tenure.databases import doctor
 from tenure.databases.doctor import Checks, Finding, error, ok, one_line, run_checks, warning
 from tenure.databases.sqlite.connect import SqliteConnector
 from tenure.databases.sqlite.filesystem import DatabaseFile, file_id, may_write, network_file_system
 from tenure.databases.sqlite.sentinel import REMEDY, UNSUPPORTED, FileSentinel, is_supported
 from tenure.databases.sqlite.session import SqliteSession
-from tenure.durations import duration
 from tenure.settings import NodeSettings
 from tenure.store.session import Failed, Step
 

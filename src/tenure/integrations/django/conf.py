@@ -15,9 +15,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.connection import ConnectionDoesNotExist
 
+from tenure.base.tracebacks import without_locals
 from tenure.databases import handover
 from tenure.errors import ConfigError
-from tenure.tracebacks import without_locals
 
 KEYS = (
     *("DATABASE", "URL", "PASSWORD", "DIRECT_URL", "NAME", "NAMESPACE", "TTL", "RENEW_EVERY", "TAKEOVER", "MODE"),
