@@ -324,7 +324,7 @@ class Node(BaseNode[Election]):
 
     def close(self) -> None:
         """Hand over every role, leave, and close everything. May be called twice; does nothing in a forked child."""
-        if self._engine.state == "inherited":
+        if self._engine.inherited:
             return  # the parent owns everything, and one of its threads may have held the locks during the fork
         self._leave()
         self._dispatcher.close(timeout=5)
