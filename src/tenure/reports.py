@@ -29,6 +29,7 @@ from tenure import (
 from tenure.base.clock import now
 from tenure.base.durations import duration, exact
 from tenure.databases.doctor import Finding, diagnosed
+from tenure.events import EndReason
 from tenure.settings import NodeSettings
 
 
@@ -197,7 +198,7 @@ def with_gaps(records: list[TermRecord]) -> list[HistoryRow]:
     rows = []
     for record, earlier in zip_longest(records, records[1:]):
         # If a term lapsed, only its leader knows when.
-        end = earlier.ended if earlier and earlier.reason != "lapsed" else None
+        end = earlier.ended if earlier and earlier.reason != EndReason.LAPSED else None
         gap = (record.began - end).total_seconds() if end else None
         seen = (earlier.last_seen or end) if earlier and end else None
         silence = (record.began - seen).total_seconds() if seen else None

@@ -28,6 +28,7 @@ from tenure.aio.bridge import run
 from tenure.base.clock import now
 from tenure.base.durations import duration
 from tenure.integrations import extra
+from tenure.services.service import ServiceState
 from tenure.settings import check_lock_id, check_name, check_seconds
 
 with extra("asgi"):
@@ -288,7 +289,9 @@ class _Health:
 
     async def healthz(self, _: Request) -> JSONResponse:
         renewed_ago = self._renewed_ago()
-        stuck = [f"service {info.name} does not stop" for info in self._node.services() if info.state == "stuck"]
+        stuck = [
+            f"service {info.name} does not stop" for info in self._node.services() if info.state == ServiceState.STUCK
+        ]
         closed = ["the node was closed"] if self._joined and renewed_ago is None else []
         return self._answer(*closed, *stuck)
 
@@ -301,7 +304,7 @@ class _Health:
             problems.append("the node has not joined yet")
         elif renewed_ago > self._node.ttl:
             problems.append(f"the lease was last renewed {duration(renewed_ago)} ago")
-        services = [info for info in self._node.services() if info.role is None and info.state != "running"]
+        services = [info for info in self._node.services() if info.role is None and info.state != ServiceState.RUNNING]
         return self._answer(*problems, *(f"service {info.name}: {info.state}" for info in services))
 
     def _renewed_ago(self) -> float | None:

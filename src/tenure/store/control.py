@@ -13,6 +13,7 @@ from typing import Any
 from tenure.core import messages, timing
 from tenure.core.messages import Held, Vacancy
 from tenure.core.servers import Confirmed, Server
+from tenure.events import EndReason
 from tenure.store import statements, tables
 from tenure.store.dialects import listed
 from tenure.store.session import Failed, Gone, Result, Run, Sentinel, Session, Step
@@ -211,7 +212,7 @@ class ControlStore:
                     self._tell_vacant(me, role, heir)
             else:
                 self._tell("vacant", me)
-            run(self._step(statements.END_SELF, id=me, reason="left"))
+            run(self._step(statements.END_SELF, id=me, reason=EndReason.LEFT))
         self.release()
         return messages.Done()
 
@@ -271,7 +272,7 @@ class ControlStore:
         try:
             return self._write_end(verdict, me)
         except Failed:
-            if verdict.reason != "silence" or self._terminate_silent_member is None:
+            if verdict.reason != EndReason.SILENCE or self._terminate_silent_member is None:
                 raise
             # The member may have stopped inside a transaction that locks its own row, and may hang there for ever.
             self._terminate_silent_member(self.namespace, verdict.member_id, verdict.renewals)
@@ -283,7 +284,7 @@ class ControlStore:
         return end.count, _vacancies(vacancies)
 
     def _end_step(self, verdict: messages.Verdict) -> Step:
-        text = statements.END_SILENT if verdict.reason == "silence" else statements.END_DEAD
+        text = statements.END_SILENT if verdict.reason == EndReason.SILENCE else statements.END_DEAD
         guard = {"renewals": verdict.renewals, "epoch": verdict.epoch, "server_start": verdict.server_start}
         return self._step(text, id=verdict.member_id, **guard)
 

@@ -19,6 +19,7 @@ from tenure.cli.internals import sentinel_descriptors, trusted_until
 from tenure.cli.output import Ended, without_password
 from tenure.cli.run.channel import MessageChannel
 from tenure.cli.run.processes import descendants, signal_all
+from tenure.events import EndReason
 
 if TYPE_CHECKING:
     from tenure import Node, Term
@@ -135,7 +136,7 @@ class GuardedCommand:
                 self._guard.send("doubt")
             if reason is not None and not self._ending:
                 self._ending = True
-                if reason == "resigned":
+                if reason == EndReason.RESIGNED:
                     self._guard.send("end", int(signal.SIGTERM))
                 else:
                     self._guard.send("kill")

@@ -19,6 +19,7 @@ from tenure.cli.output import Ended, one_line, say
 from tenure.cli.run.guard_process import GuardedCommand, GuardProcess, stop_job
 from tenure.cli.run.processes import adopt_orphans, sees
 from tenure.errors import StoreUnavailable, TenureError
+from tenure.events import EndReason
 
 if TYPE_CHECKING:
     from tenure import Election, Node, Run, Term
@@ -186,7 +187,7 @@ class Runner:
     def _found_dead(self, node: Node, election: Election) -> bool:
         """Whether the previous leader was found dead: it may still run, if only its connection was cut."""
         with contextlib.suppress(TenureError):
-            return node.database != "sqlite" and any(past.reason == "death" for past in election.history(2)[1:])
+            return node.database != "sqlite" and any(past.reason == EndReason.DEATH for past in election.history(2)[1:])
         return True
 
     def _supervise(self, node: Node, election: Election, term: Term, run: Run | None) -> tuple[int, str | None]:
