@@ -14,6 +14,7 @@ from tenure.core import messages, timing
 from tenure.core.messages import Held, Vacancy
 from tenure.core.servers import Confirmed, Server
 from tenure.events import EndReason
+from tenure.settings import LOSES_NOTHING
 from tenure.store import statements, tables
 from tenure.store.dialects import listed
 from tenure.store.session import Failed, Gone, Result, Run, Sentinel, Session, Step
@@ -352,7 +353,7 @@ class ControlStore:
         return taken
 
     def _check_promotion(self, promotion: Result) -> None:
-        self._check_replicated(promotion.rows[0][0] == statements.LOSES_NOTHING if promotion.rows else False)
+        self._check_replicated(promotion.rows[0][0] == LOSES_NOTHING if promotion.rows else False)
 
     def _check_replicated(self, loses_nothing: bool) -> None:
         """Raise ``Failed`` if the commit should be on a replica, and its wait was cancelled (R17)."""
@@ -435,7 +436,7 @@ def confirmed(result: Result, server: Server) -> Confirmed:
         raise Gone("the tables were replaced by others of the same name while the node was connected")
     if (oldest or 0) > tables.MIGRATIONS[-1].version:
         raise Gone("a newer release has changed the tables so that this one cannot work with them: upgrade Tenure here")
-    loses_nothing = promotion == statements.LOSES_NOTHING
+    loses_nothing = promotion == LOSES_NOTHING
     limit = (max_ttl_ms / 1000, ripe_ttl_ms / 1000, limits)
     return Confirmed(incarnation, base, *limit, place, loses_nothing, replicated=bool(standbys))
 

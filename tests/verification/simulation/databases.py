@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tenure.core import messages
 from tenure.core.servers import Server
 from tenure.databases.sqlite.schema import SqliteSchema
+from tenure.settings import LOSES_NOTHING
 from tenure.store import migrations, statements
 from tenure.store.control import ControlStore, Identity
 from tenure.store.dialects import SQLITE
@@ -263,7 +264,7 @@ class SqlDatabase:
 
     def set_promotion(self, *, loses_nothing: bool) -> None:
         """An operator says whether a promotion loses commits."""
-        word = statements.LOSES_NOTHING if loses_nothing else statements.MAY_LOSE
+        word = LOSES_NOTHING if loses_nothing else "may-lose"
         parameters = {"namespace": NAMESPACE, "promotion": word}
         self.sqlite.execute(DIALECT.text(statements.SET_PROMOTION[2]), parameters)
 
