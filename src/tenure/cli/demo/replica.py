@@ -49,7 +49,7 @@ class Program:
     def __init__(self, node: Node, election: Election, ledger: str) -> None:
         self._node = node
         self._election = election
-        mark = "?" if os.environ["TENURE_URL"].startswith("sqlite") else "%s"
+        mark = "?" if node.database == "sqlite" else "%s"
         self._insert = f"insert into {ledger} (token, name) values ({mark}, {mark})"
         self._term: Term | None = None
         threading.Thread(target=self._keep_reading, daemon=True).start()
