@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import zip_longest
-from typing import Any
 
 from tenure import (
     Candidate,
@@ -28,7 +27,7 @@ from tenure import (
 )
 from tenure.base.clock import now
 from tenure.base.durations import duration, exact
-from tenure.databases.doctor import Finding, diagnosed
+from tenure.databases.doctor import Finding, diagnosed, examination_of
 from tenure.events import EndReason
 from tenure.settings import NodeSettings
 
@@ -317,11 +316,4 @@ def _job_waits(job: JobRecord, as_of: datetime) -> Iterable[Wait]:
 
 def findings(settings: NodeSettings) -> list[Finding]:
     """Return what ``tenure doctor`` finds about a database."""
-    examine: Any
-    if settings.database == "sqlite":
-        from tenure.databases.sqlite.doctor import examine  # noqa: PLC0415 - each loads its driver
-    elif settings.database == "mysql":
-        from tenure.databases.mysql.doctor import examine  # noqa: PLC0415
-    else:
-        from tenure.databases.postgres.doctor import examine  # noqa: PLC0415
-    return diagnosed(examine(settings))
+    return diagnosed(examination_of(settings))

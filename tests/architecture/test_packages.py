@@ -94,7 +94,12 @@ RULES = {
     ),
     "registry": Rule({"core", "databases", "schedule", "settings", "store", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS),
     "services": Rule(
-        {"aio", "core", "election", "engine", "settings", "term", *VALUES}, DRIVERS | FRAMEWORKS, never=SQL_OR_PROTOCOL
+        {
+            *("aio", "core.backoff", "core.timing", "election", "settings", "term", *VALUES),
+            *("engine.callbacks", "engine.candidacy", "engine.engine"),  # the page says which of their names
+        },
+        DRIVERS | FRAMEWORKS,
+        never=SQL_OR_PROTOCOL,
     ),
     "node": Rule(
         {
@@ -118,16 +123,7 @@ RULES = {
         never=SQL,
     ),
     # What the command line and the dashboard both show; the doctor's findings are part of it.
-    "reports": Rule(
-        {
-            "databases.doctor",
-            *(f"databases.{name}.doctor" for name in ("postgres", "mysql", "sqlite")),
-            "settings",
-            *VALUES,
-        },
-        DRIVERS | FRAMEWORKS | LOOPS,
-        never=PRIVATE,
-    ),
+    "reports": Rule({"databases.doctor", "settings", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS, never=PRIVATE),
     "integrations": Rule(
         {
             "aio.bridge",  # a blocking call on any event loop

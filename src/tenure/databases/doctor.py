@@ -89,6 +89,21 @@ Checks = tuple[Callable[[AnyCase], Iterator[Finding]], ...]
 """The checks, in the order in which they run. A check is called as its function is."""
 
 
+def examination_of(settings: NodeSettings) -> Iterator[Finding]:
+    """Return the examination of the database that the settings name. The doctors of the others are not loaded."""
+    if settings.database == "sqlite":
+        from tenure.databases.sqlite.doctor import examine as examine_sqlite  # noqa: PLC0415 - it imports this module
+
+        return examine_sqlite(settings)
+    if settings.database == "mysql":
+        from tenure.databases.mysql.doctor import examine as examine_mysql  # noqa: PLC0415 - as above
+
+        return examine_mysql(settings)
+    from tenure.databases.postgres.doctor import examine  # noqa: PLC0415 - as above
+
+    return examine(settings)
+
+
 def diagnosed(examination: Iterable[Finding], limit_s: float = LIMIT_S) -> list[Finding]:
     """Return what an examination finds within the limit. If it hangs, that is a finding, too."""
     findings: list[Finding] = []

@@ -25,6 +25,10 @@ class MySqlSchema(Schema):
     not_permitted = (1044, 1142, 1370)  # on a database, a table, a routine
     there_already = (1050, 1060, 1061, 1062)  # a table, a column, an index, a row
     missing = (NO_SUCH_TABLE,)
+    # This locks the gap in the index, where new rows would come. READ COMMITTED would lock no gaps. The level is that
+    # of the next transaction only.
+    shut_out = ("select id from {members} where namespace = :namespace for update",)
+    before_shut_out = "set transaction isolation level repeatable read"
 
     def exists(self) -> Step:
         """Return the step that finds a row if the tables exist."""

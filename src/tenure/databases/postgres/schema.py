@@ -47,6 +47,8 @@ class PostgresSchema(Schema):
     in_use = ("55P03", "40P01", "23505", "42P06", "42P07", "42701", "42710", "42723")
     not_permitted = ("42501",)
     missing = ("3F000", "42883", "42P01")  # a schema, a function, a table
+    # A row that is not there yet cannot be locked, so this locks the table. Renewals wait meanwhile.
+    shut_out = ("set local lock_timeout = '50ms'", "lock table {members} in share row exclusive mode")
 
     def __init__(self, dialect: Dialect) -> None:
         super().__init__(dialect)
