@@ -39,7 +39,7 @@ def sentinel_descriptors(node: Node) -> list[int]:
 
 def is_decided(election: Election) -> bool:
     """Whether the election is decided for now: the node has checked suspected members, and tried for a vacant role."""
-    return engine_of(election).decided
+    return engine_of(election).election_decided
 
 
 def wait_for(election: Election, condition: Callable[[], bool], timeout: float | None = None) -> bool:

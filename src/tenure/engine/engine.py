@@ -166,7 +166,7 @@ class Engine:
         self.control.close_waker()
         _running.discard(self)
         for candidacy in self._candidacies.copy().values():
-            candidacy.tell(None)
+            candidacy.pass_on(None)
 
     @property
     def launched(self) -> bool:
@@ -228,9 +228,9 @@ class Engine:
         return self.backend.has_tokens
 
     @property
-    def decided(self) -> bool:
+    def election_decided(self) -> bool:
         """Whether the elections are decided for now: suspects were checked, and vacant roles tried for."""
-        return self.protocol.settled
+        return self.protocol.election_decided
 
     @property
     def longest_stop(self) -> float:
@@ -358,7 +358,7 @@ class Engine:
             candidacy = self.candidacy(event.role)
             candidacy.happened(event)
             self._listener(event)
-            candidacy.tell(event)
+            candidacy.pass_on(event)
         self.changed.notify_all()
         # Not for a later deadline, such as every renewal sets: the keeper wakes at the old one, and waits again. A call
         # that begins now may hang for longer than the terms are trusted, so it is soon enough for that as well.

@@ -113,14 +113,14 @@ class ControlStore:
     def _step(self, text: str, **parameters: object) -> Step:
         return Step(text, {"namespace": self.namespace, **parameters})
 
-    def _tell(self, kind: str, about: str, where: Step | None = None) -> None:
-        self.session.tell(self.namespace, f"{kind} {about}", where)
+    def _notify(self, kind: str, about: str, where: Step | None = None) -> None:
+        self.session.notify(self.namespace, f"{kind} {about}", where)
 
     # Membership ------------------------------------------------------------------------------------------------
 
     def _join(self, request: messages.Join) -> messages.Joined:
         for orphan in request.replaces:
-            self._tell("vacant", orphan, where=self._step(statements.HOLDS, id=orphan))
+            self._notify("vacant", orphan, where=self._step(statements.HOLDS, id=orphan))
             self.session.run(self._step(statements.END_SELF, id=orphan, reason="replaced"))
         self.release()
         member = request.member
@@ -210,9 +210,9 @@ class ControlStore:
             self._unlock_after()
             if len(left.rows) <= NAMED_ROLES:
                 for role, heir in left.rows:
-                    self._tell_vacant(me, role, heir)
+                    self._notify_vacant(me, role, heir)
             else:
-                self._tell("vacant", me)
+                self._notify("vacant", me)
             run(self._step(statements.END_SELF, id=me, reason=EndReason.LEFT))
         self.release()
         return messages.Done()
@@ -262,7 +262,7 @@ class ControlStore:
                 )
                 (vacant,) = run(self._step(statements.VACATED, id=me))
                 for id_ in ids:
-                    self._tell("vacant", me, where=self._step(statements.LEFT_OVER, ended=id_, id=me))
+                    self._notify("vacant", me, where=self._step(statements.LEFT_OVER, ended=id_, id=me))
         except Failed:
             return None
         self._check_promotion(promotion)
@@ -280,7 +280,7 @@ class ControlStore:
             return self._write_end(verdict, me)
 
     def _write_end(self, verdict: messages.Verdict, me: str) -> tuple[int, tuple[Vacancy, ...]]:
-        self._tell("vacant", me, where=self._step(statements.LEFT_OVER, ended=verdict.member_id, id=me))
+        self._notify("vacant", me, where=self._step(statements.LEFT_OVER, ended=verdict.member_id, id=me))
         end, vacancies = self.session.run(self._end_step(verdict), self._step(statements.VACANT, id=me))
         return end.count, _vacancies(vacancies)
 
@@ -349,7 +349,7 @@ class ControlStore:
             self._step(statements.TAKEN, **mine),
         )
         # A candidate that came too late has nothing to tell, and a thousand of them may come.
-        self._tell("changed", request.member_id, where=self._step(statements.TAKEN, **mine))
+        self._notify("changed", request.member_id, where=self._step(statements.TAKEN, **mine))
         return taken
 
     def _check_promotion(self, promotion: Result) -> None:
@@ -375,12 +375,12 @@ class ControlStore:
                 return messages.Vacated(done=False)
             run(self._step(statements.VACATE, **reserved, **term))
             self._unlock_after(request.role)
-            self._tell_vacant(request.member_id, request.role, next((heir for _, heir in successor.rows), None))
+            self._notify_vacant(request.member_id, request.role, next((heir for _, heir in successor.rows), None))
         return messages.Vacated(done=True)
 
-    def _tell_vacant(self, me: str, role: str, heir: str | None) -> None:
+    def _notify_vacant(self, me: str, role: str, heir: str | None) -> None:
         """Notify the candidate that should take the role, or all if there is none (R24)."""
-        self._tell("vacant", f"{me}>{heir} {role}" if heir else f"{me} {role}")
+        self._notify("vacant", f"{me}>{heir} {role}" if heir else f"{me} {role}")
 
     def _unlock_after(self, role: str | None = None) -> None:
         """Release the role's lock, or all locks, after the commit and before others are notified (R21)."""

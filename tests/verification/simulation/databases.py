@@ -104,7 +104,7 @@ class SimSession:
         self._server: Server | None = None
         self.recorded: list[list[Rows]] | None = None
         self.replayed: list[list[Rows]] | None = None
-        self.untold: list[tuple[str, Step | None]] = []
+        self.unsent: list[tuple[str, Step | None]] = []
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Run]:
@@ -118,13 +118,13 @@ class SimSession:
                 sqlite.rollback()
                 raise
             sqlite.commit()
-            for payload, where in self.untold:
+            for payload, where in self.unsent:
                 if where is None or self._run(where)[0].rows:
                     self.connection.server.tell(payload)
         except sqlite3.Error as error:
             raise Failed(str(error)) from error
         finally:
-            self.untold.clear()
+            self.unsent.clear()
 
     def run(self, *steps: Step) -> list[Rows]:
         with self.transaction() as run:
@@ -148,8 +148,8 @@ class SimSession:
             results.append(Rows(rows, cursor.rowcount))
         return results
 
-    def tell(self, namespace: str, payload: str, where: Step | None = None) -> None:  # noqa: ARG002
-        self.untold.append((payload, where))
+    def notify(self, namespace: str, payload: str, where: Step | None = None) -> None:  # noqa: ARG002
+        self.unsent.append((payload, where))
 
     def listen(self, namespace: str, kind: str) -> None:
         """Every node receives every notification here."""

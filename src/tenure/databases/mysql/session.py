@@ -136,7 +136,7 @@ class MySqlSession(LaneSession):
                 return [self._query(text)[0] for text in texts]
             return self._query(*texts)
 
-    def tell(self, namespace: str, payload: str, where: Step | None = None) -> None:
+    def notify(self, namespace: str, payload: str, where: Step | None = None) -> None:
         """Wake the member that the notification names, after the commit (R24). MariaDB cannot tell it anything."""
         heir = payload.split(" ")[1].partition(">")[2]
         if heir:
