@@ -92,7 +92,7 @@ async def run_in_thread(blocking: Callable[[], T]) -> T:
     """Run a blocking call in a thread, without blocking the event loop of the node's services."""
     from tenure.aio import bridge  # noqa: PLC0415 - only `tenure cron` has an event loop
 
-    return await bridge.run(blocking)
+    return await bridge.run_in_thread(blocking)
 
 
 def run_statement(registry: Registry, text: str) -> Any:

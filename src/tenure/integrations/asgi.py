@@ -24,7 +24,7 @@ from typing import Any
 import anyio
 
 from tenure import AsyncNode, ConfigError, Elected, Event, LeaderChanged, Node, NodeClosed, TenureError
-from tenure.aio.bridge import run
+from tenure.aio.bridge import run_in_thread
 from tenure.base.clock import now
 from tenure.base.durations import duration
 from tenure.integrations import extra
@@ -160,7 +160,7 @@ def tenure_lifespan(node: AsyncNode | Node, lifespan: Lifespan | None = None, *,
             finally:
                 with anyio.CancelScope(shield=True):
                     await _linger(node, patience)
-                    await (node.close() if isinstance(node, AsyncNode) else run(node.close))
+                    await (node.close() if isinstance(node, AsyncNode) else run_in_thread(node.close))
 
     return with_node
 
@@ -203,7 +203,7 @@ async def _call(function: Callable[[], Any]) -> Any:
     """Call a method of an AsyncNode here, or a method of a Node in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function()
-    return await run(function, abandon=True)
+    return await run_in_thread(function, abandon=True)
 
 
 # Requests that only the leader serves ------------------------------------------------------------------------------

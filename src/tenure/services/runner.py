@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from tenure.aio.bridge import done
+from tenure.aio.bridge import wait_for_future
 from tenure.aio.call import Call
 from tenure.base.clock import now
 from tenure.core.backoff import Backoff
@@ -173,7 +173,7 @@ class ServiceRunner:
     async def _watch(self) -> str | None:
         """Wait until the object is to be stopped; if it dies first, return why."""
         alive: Any = getattr(self.service.target, "alive", None)
-        while not await done(self._to_stop, None if alive is None else ALIVE_EVERY_S):
+        while not await wait_for_future(self._to_stop, None if alive is None else ALIVE_EVERY_S):
             question = Call(alive)
             until = now() + ALIVE_WITHIN_S
             while not (question.over or self._to_stop.done()) and now() < until:
