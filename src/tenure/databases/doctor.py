@@ -384,11 +384,11 @@ def members(case: Case) -> Iterator[Finding]:
 def guards(case: Case) -> Iterator[Finding]:
     """Say which tables are guarded, and how a write could get around each guard."""
     found = guarded_tables(case.session)
-    for one in found:
-        for leak in one.leaks:
+    for table in found:
+        for leak in table.leaks:
             text, _, remedy = leak.rpartition(": ")
-            yield warning("guards", f"{one.table} (role {one.role!r}): {text or leak}", remedy)
-    tight = [f"{one.table} (role {one.role!r})" for one in found if not one.leaks]
+            yield warning("guards", f"{table.table} (role {table.role!r}): {text or leak}", remedy)
+    tight = [f"{table.table} (role {table.role!r})" for table in found if not table.leaks]
     if tight or not found:
         yield ok("guards", ", ".join(tight) or "no table is guarded")
 

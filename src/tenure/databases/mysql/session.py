@@ -177,8 +177,8 @@ class MySqlSession(LaneSession):
             yield
         except (load().err.Error, OSError) as error:
             if is_lost(self.connection, error):
-                raise Gone(said(error)) from error
-            raise Failed(said(error)) from error
+                raise Gone(error_text(error)) from error
+            raise Failed(error_text(error)) from error
         except (AttributeError, ValueError) as error:  # the driver raises these on a closed connection
             if self.connection.open:
                 raise
@@ -222,7 +222,7 @@ class MySqlSession(LaneSession):
             self.connection.close()
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the driver's message, without the number of the error."""
     return str(error.args[-1]) if error.args and error.args[-1] else "the connection is closed"
 
