@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -150,8 +150,13 @@ class GuardedCommand:
             if not self._options.group_only:
                 kill_orphans()
             self.code = exit_codes.SIGNALLED + signal.SIGKILL
+        handlers: dict[object, Callable[..., None]] = {
+            "stopped": self.on_stopped,
+            "failed": self.on_failed,
+            "over": self.on_over,
+        }
         for (name, *details), _ in messages or ():
-            getattr(self, f"on_{name}")(*details)
+            handlers[name](*details)
 
     def on_stopped(self) -> None:
         """Stop this process, as the terminal stopped the command; wake the command when this process continues."""
