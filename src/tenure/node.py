@@ -117,8 +117,8 @@ class BaseNode(BaseServiceHost, abc.ABC, Generic[ElectionT]):
             raise ConfigError("from_engine() takes url and password from the engine: leave them out")
         from tenure.databases.handover import target_of  # noqa: PLC0415 - only needed here
 
-        way = target_of(engine)
-        return cls(way.url, password=way.password, **settings)
+        target = target_of(engine)
+        return cls(target.url, password=target.password, **settings)
 
     def __repr__(self) -> str:
         """Show the name, the namespace and the kind of database; never the URL."""
@@ -271,7 +271,7 @@ class Node(BaseNode[Election]):
     """
 
     @functools.cached_property
-    def _dispatcher(self) -> CallbackThread:
+    def _callback_thread(self) -> CallbackThread:
         return CallbackThread(self.name)
 
     def start(self) -> Self:
@@ -327,7 +327,7 @@ class Node(BaseNode[Election]):
         if self._engine.inherited:
             return  # the parent owns everything, and one of its threads may have held the locks during the fork
         self._leave()
-        self._dispatcher.close(timeout=5)
+        self._callback_thread.close(timeout=5)
 
     def __enter__(self) -> Self:
         """Start."""
@@ -371,7 +371,7 @@ class Node(BaseNode[Election]):
                 self._engine.wait_for(lambda: campaign.candidacy.released, HAND_OVER_S)
 
     def _call(self, action: Callable[[], object]) -> None:
-        self._dispatcher.call(action)
+        self._callback_thread.call(action)
 
     def _make_election(self, candidacy: Candidacy) -> Election:
-        return Election(candidacy, self._dispatcher.call)
+        return Election(candidacy, self._callback_thread.call)

@@ -42,7 +42,7 @@ from tenure.databases.sqlite.connect import SqliteConnector
 from tenure.errors import NotLeader, StoreUnavailable
 from tenure.fence import fence
 from tenure.fence.sqlalchemy_session import borrow
-from tenure.manual.steps import ManualElection, Membership, RoleState
+from tenure.manual.steps import ManualElection, RoleState, SteppedMember
 from tenure.settings import Password, check_bound, check_name, check_ttl, node_settings
 from tenure.store import migrations
 from tenure.store.control import ControlStore, Identity
@@ -278,7 +278,7 @@ def elect(
     name, role = _checked(candidate_id, role)
     ttl = _expire(expire)
 
-    def work(election: ManualElection) -> tuple[Membership, RoleState | None]:
+    def work(election: ManualElection) -> tuple[SteppedMember, RoleState | None]:
         own = election.register(name, role, ttl, _settings.expire)
         return own, election.elect(own, role)
 
