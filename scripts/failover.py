@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from tenure.durations import duration
+from tenure.base.durations import duration
 
 WIDTH, HEIGHT = 640, 294
 LEFT, RIGHT = 108, 628

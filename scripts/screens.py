@@ -24,10 +24,10 @@ from rich.text import Text
 import tenure
 from scripts import failover
 from scripts.failover import Happening
+from tenure.base.clock import now
 from tenure.cli.demo.command import perform
 from tenure.cli.demo.scenario import Tone
 from tenure.cli.demo.screen import Screen
-from tenure.clock import now
 
 REPOSITORY = Path(__file__).parents[1]
 SCREENS = REPOSITORY / "docs" / "screens"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Generic, TypeVar
 
-from tenure.clock import now
+from tenure.base.clock import now
 from tenure.engine.candidacy import Candidacy
 from tenure.errors import NotLeader, WaitTimeout
 from tenure.events import Event

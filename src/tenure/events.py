@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
+from tenure.base.words import Word
 
-class EndReason(str, enum.Enum):
-    """Why a term ended. Each reason is a public string: it compares, prints and formats as that string.
+
+class EndReason(Word):
+    """Why a term ended. Each reason is a public string.
 
     A node reports the reasons that it knows itself. The history has those that the database knows.
     """
@@ -30,13 +31,8 @@ class EndReason(str, enum.Enum):
     """Another node ended the member: it did not renew for a TTL."""
     DEATH = "death"
     """Another node ended the member: its sentinel had fallen."""
-
-    # ``enum.StrEnum`` needs Python 3.11, and ``str()`` and ``format()`` of a ``(str, Enum)`` differ between versions.
-    __str__ = str.__str__
-    __repr__ = str.__repr__
-
-    def __format__(self, form: str) -> str:
-        return str.__format__(self, form)
+    SUPERSEDED = "superseded"
+    """Only in the history: the role's row names another holder."""
 
 
 @dataclass(frozen=True)

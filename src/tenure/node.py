@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Generic
 
+from tenure.base.tracebacks import without_locals
 from tenure.campaign import Campaign, ElectionT
 from tenure.databases.backend import Backend, backend_for
 from tenure.election import HAND_OVER_S, Election
@@ -25,7 +26,6 @@ from tenure.services.host import BaseServiceHost
 from tenure.settings import Mode, NodeSettings, Password, Start, Takeover, check_callback, check_name, node_settings
 from tenure.stats import NodeStats, stats_of
 from tenure.term import BaseTerm, Term
-from tenure.tracebacks import without_locals
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -117,8 +117,8 @@ class BaseNode(BaseServiceHost, abc.ABC, Generic[ElectionT]):
             raise ConfigError("from_engine() takes url and password from the engine: leave them out")
         from tenure.databases.handover import target_of  # noqa: PLC0415 - only needed here
 
-        way = target_of(engine)
-        return cls(way.url, password=way.password, **settings)
+        target = target_of(engine)
+        return cls(target.url, password=target.password, **settings)
 
     def __repr__(self) -> str:
         """Show the name, the namespace and the kind of database; never the URL."""
@@ -271,7 +271,7 @@ class Node(BaseNode[Election]):
     """
 
     @functools.cached_property
-    def _dispatcher(self) -> CallbackThread:
+    def _callback_thread(self) -> CallbackThread:
         return CallbackThread(self.name)
 
     def start(self) -> Self:
@@ -326,11 +326,11 @@ class Node(BaseNode[Election]):
 
     def close(self) -> None:
         """Hand over every role, leave, and close everything. May be called twice; does nothing in a forked child."""
-        if self._engine.state == "inherited":
+        if self._engine.inherited:
             # The parent owns everything, and one of its threads may have held the locks during the fork.
             return
         self._leave()
-        self._dispatcher.close(timeout=5)
+        self._callback_thread.close(timeout=5)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -373,7 +373,7 @@ class Node(BaseNode[Election]):
                 self._engine.wait_for(lambda: campaign.candidacy.released, HAND_OVER_S)
 
     def _call(self, action: Callable[[], object]) -> None:
-        self._dispatcher.call(action)
+        self._callback_thread.call(action)
 
     def _make_election(self, candidacy: Candidacy) -> Election:
-        return Election(candidacy, self._dispatcher.call)
+        return Election(candidacy, self._callback_thread.call)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from tenure.base.tracebacks import without_locals
 from tenure.core import messages, timing
 from tenure.databases import guards
 from tenure.databases.backend import LOOK_TIMEOUT_S, backend_for
@@ -30,7 +31,6 @@ from tenure.store.records import (
     TermRecord,
 )
 from tenure.store.session import Failed, Gone, Step
-from tenure.tracebacks import without_locals
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -214,7 +214,7 @@ class Registry:
         """
         where = self._role_of(job, role)
         with self._asking():
-            self.session.tell(self.namespace, "vacant registry")
+            self.session.notify(self.namespace, "vacant registry")
             steps = self._job_steps(where, job, job_statements.REQUEST_RUN, job_statements.CALL)
             asked, _ = self.session.run(*steps)
             return bool(asked.count)
@@ -230,7 +230,7 @@ class Registry:
         """Let a job that was paused run again, from its next due time on."""
         where = self._role_of(job, role)
         with self._asking():
-            self.session.tell(self.namespace, "vacant registry")
+            self.session.notify(self.namespace, "vacant registry")
             self.session.run(*self._job_steps(where, job, job_statements.RESUME_JOB, job_statements.CALL))
 
     def reset(self, job: str, *, role: str | None = None) -> bool:
@@ -240,7 +240,7 @@ class Registry:
         """
         where = self._role_of(job, role, scheduled=False)
         with self._asking():
-            self.session.tell(self.namespace, "vacant registry")
+            self.session.notify(self.namespace, "vacant registry")
             steps = self._job_steps(where, job, job_statements.RESET_MARKS, job_statements.CALL)
             changed, _ = self.session.run(*steps)
             return bool(changed.count)
@@ -314,7 +314,7 @@ class Registry:
         while True:
             try:
                 with self._asking():
-                    self.session.tell(self.namespace, f"vacant registry>{before.member_id}")
+                    self.session.notify(self.namespace, f"vacant registry>{before.member_id}")
                     self.session.run(Step(statements.REQUEST, request))
             except _Busy:
                 if time.monotonic() >= deadline:
@@ -362,15 +362,15 @@ class Registry:
         role, if a living member leads it or stands for it, or if it guards tables.
         """
         self.role(role)
-        self._refuse_guarded(f"role {role!r} of namespace {self.namespace!r} guards", lambda one: one.role == role)
+        self._refuse_guarded(f"role {role!r} of namespace {self.namespace!r} guards", lambda guard: guard.role == role)
         self._when_free(lambda: forgetting.forget_role(self, role))
 
     def _refuse_guarded(self, guards_tables: str, concerned: Callable[[GuardedTable], bool]) -> None:
         """Raise ConfigError if roles that are to be forgotten guard tables, or if a guard's role is not known."""
         guarded = [
-            one.table
-            for one in self.guarded_tables()
-            if one.namespace == guards.UNKNOWN or (one.namespace == self.namespace and concerned(one))
+            guard.table
+            for guard in self.guarded_tables()
+            if guard.namespace == guards.UNKNOWN or (guard.namespace == self.namespace and concerned(guard))
         ]
         if guarded:
             raise ConfigError(

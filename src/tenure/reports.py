@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import zip_longest
-from typing import Any
 
 from tenure import (
     Candidate,
@@ -26,9 +25,10 @@ from tenure import (
     TermRecord,
     WaitInfo,
 )
-from tenure.clock import now
-from tenure.databases.doctor import Finding, diagnosed
-from tenure.durations import duration, exact
+from tenure.base.clock import now
+from tenure.base.durations import duration, exact
+from tenure.databases.doctor import Finding, diagnosed, examination_of
+from tenure.events import EndReason
 from tenure.settings import NodeSettings
 
 
@@ -197,7 +197,7 @@ def with_gaps(records: list[TermRecord]) -> list[HistoryRow]:
     rows = []
     for record, earlier in zip_longest(records, records[1:]):
         # If a term lapsed, only its leader knows when.
-        end = earlier.ended if earlier and earlier.reason != "lapsed" else None
+        end = earlier.ended if earlier and earlier.reason != EndReason.LAPSED else None
         gap = (record.began - end).total_seconds() if end else None
         seen = (earlier.last_seen or end) if earlier and end else None
         silence = (record.began - seen).total_seconds() if seen else None
@@ -317,11 +317,4 @@ def _job_waits(job: JobRecord, as_of: datetime) -> Iterable[Wait]:
 
 def findings(settings: NodeSettings) -> list[Finding]:
     """Return what ``tenure doctor`` finds about a database."""
-    examine: Any
-    if settings.database == "sqlite":
-        from tenure.databases.sqlite.doctor import examine  # noqa: PLC0415 - each loads its driver
-    elif settings.database == "mysql":
-        from tenure.databases.mysql.doctor import examine  # noqa: PLC0415
-    else:
-        from tenure.databases.postgres.doctor import examine  # noqa: PLC0415
-    return diagnosed(examine(settings))
+    return diagnosed(examination_of(settings))

@@ -408,8 +408,9 @@ def check_choice(what: str, value: T, allowed: tuple[T, ...]) -> T:
     return value
 
 
-PROMOTIONS = ("loses-nothing", "may-lose")
-"""What an operator can say about the promotion of a replica (R17)."""
+LOSES_NOTHING = "loses-nothing"
+PROMOTIONS = (LOSES_NOTHING, "may-lose")
+"""What an operator can say about the promotion of a replica (R17). A namespace without a word may lose commits."""
 
 
 def check_promotion(word: str, database: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tenure import clock
+from tenure.base import clock
 from tenure.core import messages, timing
 from tenure.core.roles import Roles
 from tenure.events import Deposed, Elected, EndReason, Event, LeaderChanged, Suspended
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """The upper bounds of the histogram of latencies, in seconds."""
 
-REASONS: dict[str, str] = {
-    reason: reason.name.lower() for reason in EndReason if reason not in (EndReason.SILENCE, EndReason.DEATH)
-}
+OF_THE_HISTORY = (EndReason.SILENCE, EndReason.DEATH, EndReason.SUPERSEDED)
+"""The reasons that only the database knows."""
+REASONS: dict[str, str] = {reason: reason.name.lower() for reason in EndReason if reason not in OF_THE_HISTORY}
 """The reasons for the end of a term, as in ``Deposed.reason``, and the word under which each is counted."""
 OUTCOMES = ("done", "failed", "interrupted", "lost", "skipped")
 TRANSITIONS = ("elected", "suspended", "resumed", *REASONS.values())

@@ -9,7 +9,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tenure.clock import now
+from tenure.base.clock import now
 from tenure.engine.candidacy import Holding
 from tenure.errors import ConfigError, Fenced, LeadershipLost, NodeClosed, NotLeader
 from tenure.fence import job_runs

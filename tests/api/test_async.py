@@ -41,7 +41,7 @@ from tenure import (
     StoreUnavailable,
     WaitTimeout,
 )
-from tenure.aio.bridge import run
+from tenure.aio.bridge import run_in_thread
 from tenure.node import Node
 from tests.support.servers import free_port
 from tests.support.store_by_hand import QUICK, Desk, execute, fork, until
@@ -927,7 +927,7 @@ async def test_call_that_must_end_is_waited_for_whoever_cancels():
         go.wait(20)
         ended.set()
 
-    task = asyncio.create_task(run(call))
+    task = asyncio.create_task(run_in_thread(call))
     for _ in range(3):
         await asyncio.sleep(0.01)
         task.cancel()

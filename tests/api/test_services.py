@@ -24,7 +24,7 @@ import pytest
 
 import tenure
 from tenure import ConfigError
-from tenure.clock import now
+from tenure.base.clock import now
 from tenure.internals import holding_of
 from tenure.services.group import Deadline
 from tests.support.store_by_hand import connect, connected, execute, until

@@ -23,8 +23,9 @@ import tenure
 from scripts.website import api
 from tenure import ConfigError
 from tenure.cli import COMMANDS, main
+from tenure.databases.schema import schema_for
 from tenure.services.leader import EXIT_CODE
-from tenure.store import forgetting, job_statements, manual_statements, statements
+from tenure.store import dialects, forgetting, job_statements, manual_statements, statements
 
 SOURCE = Path(tenure.__file__).parent
 DATABASES = ("postgresql", "mysql", "sqlite")
@@ -66,6 +67,7 @@ def lines() -> Iterator[str]:
     for database in DATABASES:
         tables = tenure.tables_sql(database=database)
         yield f"tables_sql({database!r}) {_digest(tables if isinstance(tables, str) else ';'.join(tables))}"
+        yield f"shut_out {database!r} {_digest(repr(schema_for(dialects.for_name(database, 'tenure')).shut_out))}"
         yield f"fence_sql('role', {database!r}) {_digest(tenure.fence_sql('role', database=database))}"
     for name, text in sorted(
         (vars(statements) | vars(manual_statements) | vars(job_statements) | vars(forgetting)).items()

@@ -22,9 +22,9 @@ import pytest
 from click.testing import CliRunner
 
 import tenure
+from tenure.base.durations import exact
 from tenure.cli import COMMANDS, main
 from tenure.core import messages
-from tenure.durations import exact
 from tenure.fence.fence import fence
 from tenure.store import tables
 from tenure.store.session import Step

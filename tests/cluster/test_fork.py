@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 import pytest
 
 import tenure
-from tenure import clock
-from tenure import fork as hooks
+from tenure.base import clock
+from tenure.base import fork as hooks
 from tenure.core import messages
 from tenure.engine import engine
 from tenure.store.session import Step
@@ -457,7 +457,7 @@ def test_hooks_run_in_their_order_whatever_was_imported_first(monkeypatch):
 def test_fork_waits_for_a_thread_that_wants_to_log():
     """The lock of `logging` must not be taken before our hooks have waited for the threads."""
     program = """
-        from tenure import fork
+        from tenure.base import fork
         import logging, os, threading
 
         def wait():

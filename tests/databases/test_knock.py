@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tenure import clock
+from tenure.base import clock
 from tenure.databases.postgres.connect import PostgresConnector, parse_url
 from tenure.databases.postgres.knock import Knock
 from tests.support.hosts import FrozenHost

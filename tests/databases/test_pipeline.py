@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from tenure import clock
+from tenure.base import clock
 from tenure.databases.postgres.connect import PostgresConnector
 from tenure.databases.postgres.pipeline import MOST_PREPARED
 from tenure.store.session import Failed, Gone, Step

@@ -722,6 +722,12 @@ def test_statement_for_other_languages_returns_one_row_on_mariadb_or_none(office
             office.old.join()
 
 
+def test_statements_for_other_languages_know_mariadb_by_both_of_its_names():
+    assert tenure.fence_sql("r", database="mariadb") == tenure.fence_sql("r", database="mysql")
+    assert tenure.tables_sql("mariadb") == tenure.tables_sql("mysql")
+    assert tenure.guard_sql("t", "r", database="mariadb") == tenure.guard_sql("t", "r", database="mysql")
+
+
 def test_statement_for_other_languages_changes_one_row_on_sqlite_or_none(offices):
     office = offices("sqlite")
     with connected(office.url) as connection:
@@ -742,7 +748,10 @@ def test_statement_for_other_languages_changes_one_row_on_sqlite_or_none(offices
         ({"role": "r", "namespace": "\ud800"}, "lone surrogates"),
         ({"role": "r", "schema": 'a"; drop'}, "must be an identifier"),
         ({"role": "r", "bound": float("nan")}, "bound=nan must be a finite number"),
-        ({"role": "r", "database": "oracle"}, "database='oracle' must be 'postgresql', 'sqlite' or 'mysql'"),
+        (
+            {"role": "r", "database": "oracle"},
+            "database='oracle' must be one of 'postgresql', 'sqlite', 'mysql', 'mariadb'",
+        ),
     ],
 )
 def test_statement_for_other_languages_is_not_made_from_bad_input(arguments, message):

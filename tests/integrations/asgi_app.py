@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 
 import tenure
-from tenure.clock import now
+from tenure.base.clock import now
 from tenure.integrations.asgi import LeaderOnly, health, tenure_lifespan
 from tests.integrations.cluster import INSERT_RUN
 

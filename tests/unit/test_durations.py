@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenure.durations import duration, exact
+from tenure.base.durations import duration, exact
 
 
 @pytest.mark.parametrize(

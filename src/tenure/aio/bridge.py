@@ -53,7 +53,10 @@ class Loop:
             self._soon(careful)
 
 
-async def until(when: Callable[[Callable[[], object]], Callable[[], object]], timeout: float | None = None) -> bool:  # noqa: ASYNC109
+async def wait_for_wakeup(
+    when: Callable[[Callable[[], object]], Callable[[], object]],
+    timeout: float | None = None,  # noqa: ASYNC109
+) -> bool:
     """Wait for a wake-up; False if ``timeout`` seconds pass first.
 
     ``when`` takes a function that wakes this task, and returns a function that cancels the wake-up.
@@ -73,10 +76,10 @@ async def until(when: Callable[[Callable[[], object]], Callable[[], object]], ti
 async def wait_for(engine: Engine, condition: Callable[[], bool], timeout: float | None = None) -> bool:  # noqa: ASYNC109
     """Wait until a condition holds, checked after every change; False if ``timeout`` seconds pass first."""
     engine.check_own()
-    return condition() or await until(lambda wake: engine.call_when(condition, wake), timeout)
+    return condition() or await wait_for_wakeup(lambda wake: engine.call_when(condition, wake), timeout)
 
 
-async def done(answer: Future[Any], timeout: float | None = None) -> bool:  # noqa: ASYNC109
+async def wait_for_future(answer: Future[Any], timeout: float | None = None) -> bool:  # noqa: ASYNC109
     """Wait until a thread has completed a future; False if ``timeout`` seconds pass first."""
 
     def when(wake: Callable[[], object]) -> Callable[[], object]:
@@ -84,10 +87,12 @@ async def done(answer: Future[Any], timeout: float | None = None) -> bool:  # no
         # `bool` does nothing here. There is nothing to cancel, because a late wake-up does no harm.
         return bool
 
-    return await until(when, timeout)
+    return await wait_for_wakeup(when, timeout)
 
 
-async def run(blocking: Callable[[], T], *, abandon: bool = False, cut: Callable[[], object] | None = None) -> T:
+async def run_in_thread(
+    blocking: Callable[[], T], *, abandon: bool = False, cut: Callable[[], object] | None = None
+) -> T:
     """Run a blocking call in a new thread.
 
     A cancelled task waits for the end of the call, even if asyncio's own ``cancel()``, which ignores shields, has
@@ -99,14 +104,14 @@ async def run(blocking: Callable[[], T], *, abandon: bool = False, cut: Callable
     answer = begin(blocking, "tenure-call")
     with anyio.CancelScope(shield=not (abandon or cut)) as scope:
         try:
-            await done(answer)
+            await wait_for_future(answer)
         except anyio.get_cancelled_exc_class():
             scope.shield = True
             while not (abandon or answer.done()):
                 with contextlib.suppress(anyio.get_cancelled_exc_class()):
                     if cut is not None:
-                        await run(cut)
-                    await done(answer, CUT_EVERY_S if cut else None)
+                        await run_in_thread(cut)
+                    await wait_for_future(answer, CUT_EVERY_S if cut else None)
             raise
     return answer.result()
 

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from tenure.aio.bridge import begin, done, running_trio
+from tenure.aio.bridge import begin, running_trio, wait_for_future
 
 
 def is_async(function: Callable[..., object]) -> bool:
@@ -54,7 +54,7 @@ class Call:
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Wait until the call is over; False if ``timeout`` seconds pass first."""
-        return self.over or await done(self.answer, timeout)
+        return self.over or await wait_for_future(self.answer, timeout)
 
     async def _await(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         """Await the function. An exception that would end the whole event loop (SystemExit) ends only this call."""

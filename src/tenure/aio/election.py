@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tenure.aio.bridge import Loop, run, until, wait_for
+from tenure.aio.bridge import Loop, run_in_thread, wait_for, wait_for_wakeup
 from tenure.aio.term import AsyncTerm
-from tenure.clock import now
+from tenure.base.clock import now
 from tenure.election import EVENTS_KEPT, HAND_OVER_S, BaseElection, T
 from tenure.engine.candidacy import Candidacy
 from tenure.events import Event
@@ -79,7 +79,7 @@ class AsyncElection(BaseElection[AsyncTerm]):
 
     async def _ask(self, question: Callable[..., T], *arguments: Any) -> T:
         self._engine.check_running()
-        return await run(partial(question, *arguments), abandon=True)
+        return await run_in_thread(partial(question, *arguments), abandon=True)
 
 
 class AsyncEvents:
@@ -108,7 +108,7 @@ class AsyncEvents:
         """Wait for the next event."""
         self._engine.check_own()
         while not self._events:
-            await until(self._when_more)
+            await wait_for_wakeup(self._when_more)
         event = self._events.popleft()
         if event is None:
             # The next call must find the end as well.

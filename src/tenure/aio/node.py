@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
-from tenure.aio.bridge import Loop, done, run, wait_for
+from tenure.aio.bridge import Loop, run_in_thread, wait_for, wait_for_future
 from tenure.aio.call import Call
 from tenure.aio.election import AsyncElection
 from tenure.aio.term import AsyncTerm, cancelled_when_lost
@@ -51,7 +51,7 @@ class AsyncNode(BaseNode[AsyncElection]):
         self._engine.launch()
         self._loop = Loop()
         try:
-            await done(self._engine.opened)
+            await wait_for_future(self._engine.opened)
             self._engine.opened.result()
         except TenureError as error:
             await self.close()
@@ -84,7 +84,7 @@ class AsyncNode(BaseNode[AsyncElection]):
     async def close(self) -> None:
         """Hand over every role, leave, and close everything, even if cancelled. May be called twice."""
         if self._engine.running:
-            await run(self._leave)
+            await run_in_thread(self._leave)
 
     async def __aenter__(self) -> Self:
         return await self.start()

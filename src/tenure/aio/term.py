@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio
 import anyio.lowlevel
 
-from tenure.aio.bridge import Loop, run, wait_for
+from tenure.aio.bridge import Loop, run_in_thread, wait_for
 from tenure.engine.candidacy import Holding
 from tenure.engine.engine import Engine
 from tenure.errors import ConfigError, NodeClosed, NotLeader
@@ -189,7 +189,7 @@ class AsyncTransaction:
         return await self._run(lambda: self._transaction.forget(job))
 
     async def _run(self, blocking: Callable[[], T]) -> T:
-        return await run(blocking, cut=lambda: cut_short(self._transaction))
+        return await run_in_thread(blocking, cut=lambda: cut_short(self._transaction))
 
 
 @contextlib.asynccontextmanager
@@ -198,14 +198,14 @@ async def in_threads(block: contextlib.AbstractContextManager[Transaction]) -> A
     # The stack has what was opened, even if the task was cancelled meanwhile.
     stack = contextlib.ExitStack()
     try:
-        yield AsyncTransaction(await run(lambda: stack.enter_context(block)))
+        yield AsyncTransaction(await run_in_thread(lambda: stack.enter_context(block)))
     except BaseException as error:
         roll_back = functools.partial(stack.__exit__, type(error), error, error.__traceback__)
-        if not await run(roll_back):
+        if not await run_in_thread(roll_back):
             raise
     else:
         # The task waits for a commit that was sent, because the outcome matters.
-        await run(stack.close)
+        await run_in_thread(stack.close)
 
 
 class _Done(Coroutine[Any, Any, T], Generic[T]):

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from tenure import __version__
+from tenure.base.tracebacks import without_locals
 from tenure.cli.output import without_password
-from tenure.tracebacks import without_locals
 
 COMMANDS = {
     "cron": "tenure.cli.cron.command",

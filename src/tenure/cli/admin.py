@@ -8,10 +8,10 @@ import time
 import click
 
 from tenure import Registry, fence_sql, tables_sql
+from tenure.base.durations import exact
 from tenure.cli.internals import grants_sql, promotion_is_kept
 from tenure.cli.options import Seconds, as_json, database, schema_option
 from tenure.cli.output import print_json, report_errors, without_password
-from tenure.durations import exact
 from tenure.reports import HandOver
 from tenure.settings import PROMOTIONS
 

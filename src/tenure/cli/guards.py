@@ -11,10 +11,10 @@ from tenure.cli.options import as_json, database
 from tenure.cli.output import Columns
 
 COLUMNS: Columns = {
-    "TABLE": lambda one: one.table,
-    "NAMESPACE": lambda one: one.namespace,
-    "ROLE": lambda one: one.role,
-    "LEAKS": lambda one: "; ".join(one.leaks) or "none",
+    "TABLE": lambda table: table.table,
+    "NAMESPACE": lambda table: table.namespace,
+    "ROLE": lambda table: table.role,
+    "LEAKS": lambda table: "; ".join(table.leaks) or "none",
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from tenure import MemberInfo, Registry, RoleInfo, WaitInfo
+from tenure.base.durations import duration, exact
 from tenure.cli.options import as_json, database
 from tenure.cli.output import (
     Columns,
@@ -26,7 +27,6 @@ from tenure.cli.output import (
     without_password,
     zone_note,
 )
-from tenure.durations import duration, exact
 from tenure.reports import HistoryRow, RoleDetail, Status, by_name, is_late, last_terms, state_of_role
 from tenure.settings import some_names
 

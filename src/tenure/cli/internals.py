@@ -25,7 +25,7 @@ def restart_pauses() -> Backoff:
 
 
 def trusted_until(term: Term) -> float:
-    """Return when the term lapses unless its lease is renewed, on the clock of ``tenure.clock``."""
+    """Return when the term lapses unless its lease is renewed, on the clock of ``tenure.base.clock``."""
     return holding_of(term).lease.deadline
 
 
@@ -39,7 +39,7 @@ def sentinel_descriptors(node: Node) -> list[int]:
 
 def is_decided(election: Election) -> bool:
     """Whether the election is decided for now: the node has checked suspected members, and tried for a vacant role."""
-    return engine_of(election).decided
+    return engine_of(election).election_decided
 
 
 def wait_for(election: Election, condition: Callable[[], bool], timeout: float | None = None) -> bool:
@@ -92,7 +92,7 @@ async def run_in_thread(blocking: Callable[[], T]) -> T:
     """Run a blocking call in a thread, without blocking the event loop of the node's services."""
     from tenure.aio import bridge  # noqa: PLC0415 - only `tenure cron` has an event loop
 
-    return await bridge.run(blocking)
+    return await bridge.run_in_thread(blocking)
 
 
 def run_statement(registry: Registry, text: str) -> Any:

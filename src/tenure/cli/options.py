@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
+from tenure.base.tracebacks import without_locals
 from tenure.cli.output import report_errors, say
-from tenure.tracebacks import without_locals
 
 F = TypeVar("F", bound=Callable[..., Any])
 

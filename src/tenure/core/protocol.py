@@ -119,9 +119,9 @@ class NodeProtocol:
         return self._membership.trusted_until
 
     @property
-    def settled(self) -> bool:
+    def election_decided(self) -> bool:
         """Whether the elections are decided for now: dead members were ended, and vacant roles tried for."""
-        return self._membership.row is not None and self._watch.settled and not self.roles.untried
+        return self._membership.row is not None and self._watch.election_decided and not self.roles.untried
 
     def deadline(self) -> float:
         """Return when :meth:`expire` must be called next."""
@@ -151,7 +151,7 @@ class NodeProtocol:
             return messages.Leave(membership.member.id, self.roles.given_up)
         if self.phase is Phase.NONE:
             # Joining ends the previous membership and so frees its roles: the work under them must have ended.
-            due = NEVER if self.roles.working else self._retry.at
+            due = NEVER if self.roles.held_for_work else self._retry.at
             return self._join() if now >= due else due
         if self.phase is Phase.RESUMING:
             return self._resume() if now >= self._retry.at else self._retry.at

@@ -48,12 +48,12 @@ class Roles:
         self._server: Server | None = None
         self._ttl = ttl
         self._news = news
-        self.untold: set[str] = set()
+        self.unreleased: set[str] = set()
         """Roles that were resigned here, and whose term is not marked in the database yet."""
         self.read_all_at = LONG_AGO
         """When to read all roles again, those included whose change no index shows."""
         self._read_all_until = LONG_AGO
-        self.working: set[str] = set()
+        self.held_for_work: set[str] = set()
         """Roles whose work still runs. If one is resigned or lost, it is vacated when its work has ended (R12)."""
         self.bound: set[str] = set()
         """Roles that the node leads only while its control connection holds their lock (R21)."""
@@ -89,7 +89,7 @@ class Roles:
             self.lose(role, EndReason.RESIGNED)
             self._stand_back[role] = (token, now + self._ttl)
             self._vacating[role] = (token, to, now)
-            self.untold.add(role)
+            self.unreleased.add(role)
 
     def lose(self, role: str, reason: EndReason) -> None:
         """End a term."""
@@ -106,7 +106,7 @@ class Roles:
         self.busy.clear()
         self.withdrawn.clear()
         self._vacating.clear()
-        self.untold.clear()
+        self.unreleased.clear()
         self._unreserved.clear()
         self.read_all_at = LONG_AGO
         self.unregistered = set(self.standing)
@@ -140,12 +140,12 @@ class Roles:
     @property
     def locked(self) -> tuple[str, ...]:
         """The roles whose lock this node needs now: it leads them, or gives them up, and their work may still run."""
-        return tuple(sorted(self.bound.intersection((*self.holding, *self._vacating, *self.working))))
+        return tuple(sorted(self.bound.intersection((*self.holding, *self._vacating, *self.held_for_work))))
 
     @property
     def vacate_at(self) -> float:
         """When the next role is to be vacated in the database."""
-        return min((at for role, (_, _, at) in self._vacating.items() if role not in self.working), default=NEVER)
+        return min((at for role, (_, _, at) in self._vacating.items() if role not in self.held_for_work), default=NEVER)
 
     @property
     def claim_at(self) -> float:
@@ -167,7 +167,7 @@ class Roles:
 
     def vacate_request(self, me: str) -> Vacate:
         """Return which role to vacate."""
-        idle = ((role, term) for role, term in self._vacating.items() if role not in self.working)
+        idle = ((role, term) for role, term in self._vacating.items() if role not in self.held_for_work)
         role, (token, to, _) = min(idle, key=lambda item: item[1][2])
         return Vacate(me, role, token, to)
 
@@ -209,7 +209,7 @@ class Roles:
 
     def vacated(self, request: Vacate, now: float, *, done: bool) -> None:
         """Process the answer to a Vacate request; ``done`` is False while a fenced transaction is open."""
-        self.untold.discard(request.role)
+        self.unreleased.discard(request.role)
         if done:
             self._vacating.pop(request.role, None)
             # Stand back from now on: the work under the term may have taken long to stop.

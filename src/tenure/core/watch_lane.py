@@ -38,7 +38,7 @@ class WatchLane:
         return any(verdict.urgent for verdict in self.verdicts.values())
 
     @property
-    def settled(self) -> bool:
+    def election_decided(self) -> bool:
         """Whether the lane has looked at the members that concern it, and no suspicion or verdict is open."""
         return self._open and not (
             self.look_at_once or self._evidence.reach_grew or self._evidence.suspects or self.verdicts

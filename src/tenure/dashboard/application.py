@@ -16,6 +16,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from tenure import ConfigError, TenureError
+from tenure.base.tracebacks import without_locals
 from tenure.dashboard import access as rights
 from tenure.dashboard.access import AccessFunction, Refused, User, Users, Visitor
 from tenure.dashboard.actions import VERBS, Action, Actions
@@ -25,7 +26,6 @@ from tenure.dashboard.snapshot import Reader
 from tenure.dashboard.source import Source
 from tenure.dashboard.threads import Busy, Threads
 from tenure.settings import Password
-from tenure.tracebacks import without_locals
 
 log = logging.getLogger("tenure.dashboard")
 

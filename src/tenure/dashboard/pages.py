@@ -19,13 +19,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tenure import Candidate, ConfigError, RoleInfo, TenureError, __version__, reports
+from tenure.base.durations import duration, exact
 from tenure.dashboard import subjects, timeline
 from tenure.dashboard.access import Refused, address_of, path_below
 from tenure.dashboard.actions import Actions
 from tenure.dashboard.snapshot import Reader, Snapshot
 from tenure.dashboard.source import Source
 from tenure.dashboard.subjects import number
-from tenure.durations import duration, exact
 
 log = logging.getLogger("tenure.dashboard")
 
@@ -151,13 +151,13 @@ class Pages:
         known = await subjects.jobs(self._reader)
         runs = await subjects.runs(self._reader, role, job) if job else known.runs
         newest = reports.newest_tokens(known.jobs)
-        found = [one for one in known.jobs if not job or (one.job == job and role in (None, one.role))]
+        found = [record for record in known.jobs if not job or (record.job == job and role in (None, record.role))]
         values = {
             **_paged(request, found),
             "runs": runs[:ROWS],
             "job": job,
             "total": len(known.jobs),
-            "state": lambda one: reports.state_of(one, newest[one.role]),
+            "state": lambda record: reports.state_of(record, newest[record.role]),
         }
         return self._render(request, await subjects.snapshot(self._reader), "jobs.html", "jobs", values)
 

@@ -244,9 +244,9 @@ class Reader:
     def _read_subjects(self, registry: Registry) -> None:
         with self._changed:
             now = time.monotonic()
-            wanted = [one for one in self._subjects.values() if now - one.wanted <= WANTED_S]
-            due = [one for one in wanted if now - one.tried >= 0.9 * EVERY_S]
-        for subject in sorted(due, key=lambda one: one.tried)[:SUBJECTS]:
+            wanted = [subject for subject in self._subjects.values() if now - subject.wanted <= WANTED_S]
+            due = [subject for subject in wanted if now - subject.tried >= 0.9 * EVERY_S]
+        for subject in sorted(due, key=lambda subject: subject.tried)[:SUBJECTS]:
             value = failure = None
             subject.tried = taken = time.monotonic()
             try:

@@ -15,7 +15,7 @@ RUNS = 100
 
 
 @dataclass(frozen=True)
-class RoleDetail:
+class RoleView:
     """The terms of a role, newest first, and who stands for it."""
 
     terms: list[HistoryRow]
@@ -48,16 +48,16 @@ async def overview(reader: Reader) -> Overview:
     return latest.overview
 
 
-async def role(reader: Reader, name: str) -> RoleDetail:
+async def role(reader: Reader, name: str) -> RoleView:
     """Return the details of a role. Raises Unknown if there is no such role: strangers' names are not asked for."""
     latest = await snapshot(reader)
     if latest.overview is not None and all(info.role != name for info in latest.overview.roles):
         raise Unknown(f"namespace {latest.overview.namespace!r} has no role {name!r}")
 
-    def read(registry: Registry) -> RoleDetail:
-        return RoleDetail(last_terms(registry, name, TERMS), registry.candidates(name))
+    def read(registry: Registry) -> RoleView:
+        return RoleView(last_terms(registry, name, TERMS), registry.candidates(name))
 
-    detail: RoleDetail = await _read(reader, ("role", name), read)
+    detail: RoleView = await _read(reader, ("role", name), read)
     return detail
 
 
@@ -75,7 +75,7 @@ async def waits(reader: Reader) -> list[WaitInfo]:
 
 async def runs(reader: Reader, role: str | None, job: str) -> list[RunRecord]:
     """Return the last runs of a job. Raises Unknown if there is no such job: strangers' names are not asked for."""
-    if all(one.job != job or role not in (None, one.role) for one in (await jobs(reader)).jobs):
+    if all(record.job != job or role not in (None, record.role) for record in (await jobs(reader)).jobs):
         raise Unknown(f"there is no job {job!r}" + ("" if role is None else f" of role {role!r}"))
     found: list[RunRecord] = await _read(
         reader, ("runs", role, job), lambda registry: registry.runs(job, RUNS, role=role)

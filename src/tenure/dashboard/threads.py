@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tenure import StoreUnavailable
-from tenure.aio.bridge import begin, done
+from tenure.aio.bridge import begin, wait_for_future
 
 AT_ONCE = 50
 """How many calls of one kind may be under way at a time."""
@@ -47,7 +47,7 @@ class Threads:
             # The process could not start a thread.
             self._ended()
             raise
-        await done(answer)
+        await wait_for_future(answer)
         return answer.result()
 
     def _ended(self) -> None:

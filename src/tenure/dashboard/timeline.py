@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tenure.durations import duration
+from tenure.base.durations import duration
+from tenure.events import EndReason
 from tenure.reports import HistoryRow
 
 SPANS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(weeks=1)}
@@ -112,7 +113,7 @@ def _gaps(rows: Sequence[HistoryRow], as_of: datetime) -> list[tuple[datetime, d
     found = []
     for later, row in zip((None, *rows), rows, strict=False):
         begin, end = row.last_seen or row.ended, as_of if later is None else later.began
-        if begin is not None and row.reason != "lapsed" and end > begin:
+        if begin is not None and row.reason != EndReason.LAPSED and end > begin:
             silent = f"since the last sign of life of {row.name}" if row.last_seen else f"since {row.name} gave up"
             found.append((begin, end, f"no leader for up to {duration((end - begin).total_seconds())}, {silent}"))
     return found

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
-from tenure import fork
+from tenure.base import fork
 from tenure.databases.hosts import Hosts
 from tenure.errors import ConfigError, StoreUnavailable, TenureError
 from tenure.settings import Password, check_password
@@ -193,7 +193,7 @@ class Connector:
             self._cut(connection)
 
     def _first_use(
-        self, connection: Any, use: Callable[[Any], Answer], told: Callable[[BaseException], str] = str
+        self, connection: Any, use: Callable[[Any], Answer], error_text: Callable[[BaseException], str] = str
     ) -> Answer:
         """Use a new connection within the time limit; close it if that fails.
 
@@ -206,7 +206,7 @@ class Connector:
             connection.close()
             raise
         except Exception as error:  # noqa: BLE001 - see above
-            complaint = told(error)
+            complaint = error_text(error)
         with contextlib.suppress(Exception):
             connection.close()
         raise StoreUnavailable(f"cannot use {self!r}: {complaint}")

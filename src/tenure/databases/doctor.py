@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
+from tenure.base.durations import duration, exact
 from tenure.core import timing
 from tenure.core.servers import Confirmed
 from tenure.databases.connecting import Connector
 from tenure.databases.guards import guarded_tables
 from tenure.databases.hosts import Host
-from tenure.durations import duration, exact
 from tenure.errors import ConfigError, StoreUnavailable, TenureError
 from tenure.settings import NodeSettings
 from tenure.store import migrations, statements, tables
@@ -87,6 +87,21 @@ class ServerCase(Case):
 AnyCase = TypeVar("AnyCase", bound=Case)
 Checks = tuple[Callable[[AnyCase], Iterator[Finding]], ...]
 """The checks, in the order in which they run. A check is called as its function is."""
+
+
+def examination_of(settings: NodeSettings) -> Iterator[Finding]:
+    """Return the examination of the database that the settings name. The doctors of the others are not loaded."""
+    if settings.database == "sqlite":
+        from tenure.databases.sqlite.doctor import examine as examine_sqlite  # noqa: PLC0415 - it imports this module
+
+        return examine_sqlite(settings)
+    if settings.database == "mysql":
+        from tenure.databases.mysql.doctor import examine as examine_mysql  # noqa: PLC0415 - as above
+
+        return examine_mysql(settings)
+    from tenure.databases.postgres.doctor import examine  # noqa: PLC0415 - as above
+
+    return examine(settings)
 
 
 def diagnosed(examination: Iterable[Finding], limit_s: float = LIMIT_S) -> list[Finding]:
@@ -370,11 +385,11 @@ def members(case: Case) -> Iterator[Finding]:
 def guards(case: Case) -> Iterator[Finding]:
     """Say which tables are guarded, and how a write could get around each guard."""
     found = guarded_tables(case.session)
-    for one in found:
-        for leak in one.leaks:
+    for table in found:
+        for leak in table.leaks:
             text, _, remedy = leak.rpartition(": ")
-            yield warning("guards", f"{one.table} (role {one.role!r}): {text or leak}", remedy)
-    tight = [f"{one.table} (role {one.role!r})" for one in found if not one.leaks]
+            yield warning("guards", f"{table.table} (role {table.role!r}): {text or leak}", remedy)
+    tight = [f"{table.table} (role {table.role!r})" for table in found if not table.leaks]
     if tight or not found:
         yield ok("guards", ", ".join(tight) or "no table is guarded")
 

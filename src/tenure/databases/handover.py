@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from tenure.base.tracebacks import without_locals
 from tenure.databases.connecting import load
 from tenure.databases.mysql.connect import PARAMETERS
 from tenure.errors import ConfigError
 from tenure.settings import Password
-from tenure.tracebacks import without_locals
 
 
 @dataclass(frozen=True)

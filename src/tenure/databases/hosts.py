@@ -15,10 +15,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tenure import clock
+from tenure.base import clock
+from tenure.base.tracebacks import without_locals
 from tenure.core import timing
 from tenure.errors import StoreUnavailable
-from tenure.tracebacks import without_locals
 
 Host = dict[str, Any]
 """The arguments of the driver that name one host."""

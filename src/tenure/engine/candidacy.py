@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tenure import clock
+from tenure.base import clock
 from tenure.core.timing import LONG_AGO
 from tenure.errors import LeadershipLost
 from tenure.events import Deposed, Elected, Event
@@ -94,7 +94,7 @@ class Candidacy:
     @property
     def released(self) -> bool:
         """Whether the database has recorded that the term was given up, so no fence passes, or the node is closed."""
-        return self.role not in self.engine.protocol.roles.untold or not self.engine.running
+        return self.role not in self.engine.protocol.roles.unreleased or not self.engine.running
 
     def stand(self) -> None:
         """Become a candidate for the role, unless the node already is one."""
@@ -114,11 +114,11 @@ class Candidacy:
 
     def begin_work(self) -> None:
         """Keep the role from other nodes, even if it is given up, until ``end_work()``."""
-        self.engine.command(lambda protocol, _: protocol.roles.working.add(self.role))
+        self.engine.command(lambda protocol, _: protocol.roles.held_for_work.add(self.role))
 
     def end_work(self) -> None:
         """Leave the role to other nodes if it was given up."""
-        self.engine.command(lambda protocol, _: protocol.roles.working.discard(self.role))
+        self.engine.command(lambda protocol, _: protocol.roles.held_for_work.discard(self.role))
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener`` with every event of the role, and with None when the node is closed.
@@ -144,7 +144,7 @@ class Candidacy:
         elif isinstance(event, Deposed) and self.latest is not None:
             self.latest.reason = event.reason
 
-    def tell(self, event: Event | None) -> None:
+    def pass_on(self, event: Event | None) -> None:
         """Pass the event to every listener; at the end of a term, call its ``on_end`` functions first."""
         if isinstance(event, Deposed) and self.latest is not None:
             callbacks, self.latest.on_end = self.latest.on_end, []

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from tenure import clock
+from tenure.base import clock
 from tenure.core import messages, timing
 from tenure.core.membership import Phase
 from tenure.core.servers import Confirmed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenure import clock
+from tenure.base import clock
 
 
 class DatabaseClock:

@@ -6,6 +6,7 @@ The package's docstring describes the threads, and the order in which decisions 
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
 import os
 import threading
@@ -14,9 +15,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-from tenure import clock, fork
+from tenure.base import clock, fork
 from tenure.core import timing
 from tenure.core.options import ProtocolOptions
 from tenure.core.protocol import NodeProtocol
@@ -37,6 +38,16 @@ log = logging.getLogger("tenure.engine")
 T = TypeVar("T")
 CLOSE_TIMEOUT_S = 5.0
 QUERY_TIMEOUT_S = 10.0
+
+
+class State(enum.Enum):
+    """Where an engine is in its life."""
+
+    NEW = enum.auto()
+    RUNNING = enum.auto()
+    CLOSED = enum.auto()
+    INHERITED = enum.auto()
+    """It belongs to the parent process: this one was forked while it ran."""
 
 
 class Engine:
@@ -89,7 +100,7 @@ class Engine:
         self._generation = self.protocol.generation
         self._made_in = os.getpid()
         self._threads: list[threading.Thread] = []
-        self.state: Literal["new", "running", "closed", "inherited"] = "new"
+        self._state = State.NEW
 
     # Life --------------------------------------------------------------------------------------------------------
 
@@ -97,7 +108,7 @@ class Engine:
         """Start the threads, without waiting for a connection."""
         self.check_own()
         with self.lock:
-            if self.state != "new":
+            if self.launched:
                 raise NodeClosed(f"node {self.settings.name!r} was already started once: make a new one")
             # Only now: forked children that start a node of their parent would otherwise share one name, and
             # draw the same ids and the same sentinel keys.
@@ -106,7 +117,7 @@ class Engine:
             self.protocol.reseed(_random_seed())
             self.control.open_waker()
             _running.add(self)
-            self.state = "running"
+            self._state = State.RUNNING
             self.recorder.started(clock.now())
             loops = (("control", self.control.loop), ("watch", self.watch.loop), ("keeper", self._keep))
             for purpose, loop in loops:
@@ -135,9 +146,9 @@ class Engine:
         it again and to leave.
         """
         with self.lock:
-            if self.state != "running":
+            if not self.running:
                 return
-            self.state = "closed"
+            self._state = State.CLOSED
             with self.deciding() as protocol:
                 protocol.leave(clock.now())
             self.backend.interrupt()
@@ -155,23 +166,33 @@ class Engine:
         self.control.close_waker()
         _running.discard(self)
         for candidacy in self._candidacies.copy().values():
-            candidacy.tell(None)
+            candidacy.pass_on(None)
+
+    @property
+    def launched(self) -> bool:
+        """Whether the node was started, even if it is closed by now."""
+        return self._state is not State.NEW
 
     @property
     def running(self) -> bool:
         """Whether the node was started in this process, and not closed since."""
-        return self.state == "running"
+        return self._state is State.RUNNING
+
+    @property
+    def inherited(self) -> bool:
+        """Whether the node runs in the parent of this process, which was forked."""
+        return self._state is State.INHERITED
 
     def check_running(self) -> None:
         """Raise NodeClosed unless the node is running in this process."""
         self.check_own()
-        if self.state != "running":
-            hint = "use it inside `with` or `async with`, or call start()" if self.state == "new" else "make a new one"
+        if not self.running:
+            hint = "make a new one" if self.launched else "use it inside `with` or `async with`, or call start()"
             raise NodeClosed(f"node {self.settings.name!r} is not running: {hint}")
 
     def check_own(self) -> None:
         """Raise NodeClosed in a forked child, where no thread would ever answer a call or end a wait."""
-        if self.state == "inherited":
+        if self.inherited:
             raise NodeClosed(
                 f"node {self.settings.name!r} belongs to the parent process: create a new node in the child, "
                 "after the fork"
@@ -182,7 +203,7 @@ class Engine:
 
         Sessions and sentinels have their own hooks.
         """
-        self.state = "inherited"
+        self._state = State.INHERITED
         self.lease.deadline = timing.LONG_AGO
         # A thread of the parent may have held the old lock during the fork.
         self.lock = threading.RLock()
@@ -208,9 +229,9 @@ class Engine:
         return self.backend.has_tokens
 
     @property
-    def decided(self) -> bool:
+    def election_decided(self) -> bool:
         """Whether the elections are decided for now: suspects were checked, and vacant roles tried for."""
-        return self.protocol.settled
+        return self.protocol.election_decided
 
     @property
     def longest_stop(self) -> float:
@@ -340,7 +361,7 @@ class Engine:
             candidacy = self.candidacy(event.role)
             candidacy.happened(event)
             self._listener(event)
-            candidacy.tell(event)
+            candidacy.pass_on(event)
         self.changed.notify_all()
         # Not for a later deadline, such as every renewal sets: the keeper wakes at the old one, and waits again. A call
         # that begins now may hang for longer than the terms are trusted, so it is soon enough for that as well.
@@ -356,7 +377,7 @@ class Engine:
     def announce_expiry(self) -> None:
         """Announce the end of trust if its deadline has passed and the keeper has not done so yet."""
         with self.lock:
-            if self.state != "inherited" and self.protocol.expire(clock.now()):
+            if not self.inherited and self.protocol.expire(clock.now()):
                 self._publish()
 
     def _keep(self) -> None:

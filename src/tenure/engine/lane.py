@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tenure import clock
+from tenure.base import clock
 from tenure.core import messages, timing
 from tenure.store.session import LaneSession
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tenure import clock
+from tenure.base import clock
 from tenure.core import messages, timing
 from tenure.engine.lane import Lane
 from tenure.store.session import Failed

@@ -16,9 +16,8 @@ from tenure.databases.sqlite.filesystem import file_id
 from tenure.errors import ConfigError
 from tenure.fence.adapter import Adapter, adapt, run_at_once
 from tenure.fence.verdicts import AUTOCOMMIT, SAVEPOINT, TermIdentity, refused
-from tenure.settings import check_bound, check_name, check_schema
-from tenure.store import guards, statements
-from tenure.store.dialects import MYSQL, SQLITE, literal, postgresql
+from tenure.settings import check_bound, check_choice, check_name, check_schema
+from tenure.store import dialects, guards, statements
 from tenure.store.session import Result, Step
 
 
@@ -145,14 +144,12 @@ def fence_sql(
     """
     names = {"namespace": check_name("namespace", namespace), "role": check_name("role", role)}
     places = {"bound_ms": str(_milliseconds(check_bound(bound)))}
-    forms = {
-        "postgresql": (postgresql(check_schema(schema)), _CALL, "$1", "$2"),
-        "sqlite": (SQLITE, statements.FENCE_BY_UPDATE, "?1", "?2"),
-        "mysql": (MYSQL, guards.fence_by_share(names["namespace"], names["role"]), "?", "?"),
-    }
-    if database not in forms:
-        raise ConfigError(f"database={database!r} must be 'postgresql', 'sqlite' or 'mysql'")
-    dialect, statement, places["token"], places["id"] = forms[database]
-    places |= {name: literal(database, value) for name, value in names.items()}
+    dialect = dialects.for_name(check_choice("database", database, dialects.NAMES), check_schema(schema))
+    statement, places["token"], places["id"] = {
+        "postgresql": (_CALL, "$1", "$2"),
+        "sqlite": (statements.FENCE_BY_UPDATE, "?1", "?2"),
+        "mysql": (guards.fence_by_share(names["namespace"], names["role"]), "?", "?"),
+    }[dialect.name]
+    places |= {name: dialects.literal(dialect.name, value) for name, value in names.items()}
     text = replace(dialect, parameter="%({})s").text(statement)
     return re.sub(r"%\((\w+)\)s", lambda match: places[match[1]], text).strip()

@@ -24,10 +24,11 @@ from typing import Any
 import anyio
 
 from tenure import AsyncNode, ConfigError, Elected, Event, LeaderChanged, Node, NodeClosed, TenureError
-from tenure.aio.bridge import run
-from tenure.clock import now
-from tenure.durations import duration
+from tenure.aio.bridge import run_in_thread
+from tenure.base.clock import now
+from tenure.base.durations import duration
 from tenure.integrations import extra
+from tenure.services.service import ServiceState
 from tenure.settings import check_lock_id, check_name, check_seconds
 
 with extra("asgi"):
@@ -160,7 +161,7 @@ def tenure_lifespan(node: AsyncNode | Node, lifespan: Lifespan | None = None, *,
             finally:
                 with anyio.CancelScope(shield=True):
                     await _linger(node, patience)
-                    await (node.close() if isinstance(node, AsyncNode) else run(node.close))
+                    await (node.close() if isinstance(node, AsyncNode) else run_in_thread(node.close))
 
     return with_node
 
@@ -203,7 +204,7 @@ async def _call(function: Callable[[], Any]) -> Any:
     """Call a method of an AsyncNode here, or a method of a Node in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function()
-    return await run(function, abandon=True)
+    return await run_in_thread(function, abandon=True)
 
 
 # Requests that only the leader serves ------------------------------------------------------------------------------
@@ -289,7 +290,9 @@ class _Health:
 
     async def healthz(self, _: Request) -> JSONResponse:
         renewed_ago = self._renewed_ago()
-        stuck = [f"service {info.name} does not stop" for info in self._node.services() if info.state == "stuck"]
+        stuck = [
+            f"service {info.name} does not stop" for info in self._node.services() if info.state == ServiceState.STUCK
+        ]
         closed = ["the node was closed"] if self._joined and renewed_ago is None else []
         return self._answer(*closed, *stuck)
 
@@ -302,7 +305,7 @@ class _Health:
             problems.append("the node has not joined yet")
         elif renewed_ago > self._node.ttl:
             problems.append(f"the lease was last renewed {duration(renewed_ago)} ago")
-        services = [info for info in self._node.services() if info.role is None and info.state != "running"]
+        services = [info for info in self._node.services() if info.role is None and info.state != ServiceState.RUNNING]
         return self._answer(*problems, *(f"service {info.name}: {info.state}" for info in services))
 
     def _renewed_ago(self) -> float | None:

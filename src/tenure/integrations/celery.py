@@ -25,9 +25,10 @@ from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any
 
 from tenure import ConfigError, Election, JobRecord, Node, NotLeader, StoreUnavailable, TenureError, Term, WaitTimeout
+from tenure.base.tracebacks import without_locals
+from tenure.events import EndReason
 from tenure.integrations import extra, job_name
 from tenure.settings import check_lock_id
-from tenure.tracebacks import without_locals
 
 with extra("celery"):
     from celery import schedules
@@ -129,7 +130,7 @@ class LeadingMixin:
         """Log the end of a term that is over, and drop it."""
         reason = None if self._term is None else self._term.lost_reason
         if reason is not None:
-            verb = "Gave up" if reason == "resigned" else "Lost"
+            verb = "Gave up" if reason == EndReason.RESIGNED else "Lost"
             self._say(f"{verb} leadership ({reason}), stopping beat", reason=reason)
             self._term = None
 

@@ -15,9 +15,9 @@ from datetime import datetime
 from typing import Any
 
 from tenure import ConfigError, JobRecord, Term
+from tenure.base.tracebacks import without_locals
 from tenure.integrations import extra
 from tenure.integrations.celery import LeadingMixin
-from tenure.tracebacks import without_locals
 
 with extra("celery"):
     from celery.utils.time import maybe_make_aware

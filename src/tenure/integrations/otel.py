@@ -24,13 +24,14 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from tenure import AsyncNode, Deposed, Elected, Event, Node, __version__
+from tenure.events import EndReason
 from tenure.integrations import extra
 
 with extra("otel"):
     from opentelemetry import trace
     from opentelemetry.context import Context
 
-GIVEN_UP = ("resigned", "left")
+GIVEN_UP = (EndReason.RESIGNED, EndReason.LEFT)
 """The reasons for which a term ends without an error."""
 DOUBTS_KEPT = 100
 """How many suspensions and resumptions of one term are exported: the last ones."""

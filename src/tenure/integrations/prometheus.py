@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from tenure import AsyncNode, ConfigError, Node, NodeClosed, NodeStats, ServiceInfo, __version__
 from tenure.integrations import extra
+from tenure.services.service import ServiceState
 
 with extra("prometheus"):
     from prometheus_client import REGISTRY, CollectorRegistry
@@ -147,5 +148,5 @@ class Page:
                 self._add("tenure_runs", (*of_job, outcome), count)
         for service in services:
             names = (*node, service.role or "", service.name)
-            self._add("tenure_service_up", names, service.state in ("running", "done"))
+            self._add("tenure_service_up", names, service.state in (ServiceState.RUNNING, ServiceState.DONE))
             self._add("tenure_service_failures", names, service.failures)

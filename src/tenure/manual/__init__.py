@@ -31,7 +31,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import UUID
 
-from tenure import __version__, clock
+from tenure import __version__
+from tenure.base import clock
+from tenure.base.tracebacks import without_locals
 from tenure.core import messages
 from tenure.core.evidence import Evidence
 from tenure.core.messages import Verdict
@@ -40,14 +42,13 @@ from tenure.databases.sqlite.connect import SqliteConnector
 from tenure.errors import NotLeader, StoreUnavailable
 from tenure.fence import fence
 from tenure.fence.sqlalchemy_session import borrow
-from tenure.manual.steps import ManualElection, Membership, RoleState
+from tenure.manual.steps import ManualElection, RoleState, SteppedMember
 from tenure.settings import Password, check_bound, check_name, check_ttl, node_settings
 from tenure.store import migrations
 from tenure.store.control import ControlStore, Identity
 from tenure.store.records import Candidate, LeaderInfo
 from tenure.store.session import Failed, Gone, Session
 from tenure.store.watch import NoSentinel
-from tenure.tracebacks import without_locals
 
 __all__ = [
     "Leader",
@@ -277,7 +278,7 @@ def elect(
     name, role = _checked(candidate_id, role)
     ttl = _expire(expire)
 
-    def work(election: ManualElection) -> tuple[Membership, RoleState | None]:
+    def work(election: ManualElection) -> tuple[SteppedMember, RoleState | None]:
         own = election.register(name, role, ttl, _settings.expire)
         return own, election.elect(own, role)
 

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tenure import clock
+from tenure.base import clock
 from tenure.core import messages, timing
 from tenure.core.evidence import Evidence
 from tenure.core.messages import MANUAL, Sighting, Verdict
@@ -50,7 +50,7 @@ Proof = Callable[[str, str], tuple[Verdict, ...]]
 
 
 @dataclass(frozen=True)
-class Membership:
+class SteppedMember:
     """The candidate's own membership."""
 
     id: str
@@ -125,7 +125,7 @@ class ManualElection:
 
     # Being a candidate -----------------------------------------------------------------------------------------
 
-    def register(self, name: str, role: str, expire: float | None, default_expire: float) -> Membership:
+    def register(self, name: str, role: str, expire: float | None, default_expire: float) -> SteppedMember:
         """Renew the candidate's membership, or join; stand for the role."""
         for what, text in (("candidate_id", name), ("role", role), ("ns", self.store.namespace)):
             check_encoding(what, text, self._session.encoding)
@@ -146,11 +146,11 @@ class ManualElection:
         candidates = records.candidates(self.store, role)
         return [found for found in candidates if found.takeover != MANUAL or found.renewed_ago < found.ttl]
 
-    def _own(self, name: str) -> Membership | None:
+    def _own(self, name: str) -> SteppedMember | None:
         rows = self._read(manual_statements.MANUAL_MEMBER, name=name)
         return next((_own(row) for row in rows), None)
 
-    def _renewed(self, name: str, role: str, expire: float | None) -> tuple[Membership, bool] | None:
+    def _renewed(self, name: str, role: str, expire: float | None) -> tuple[SteppedMember, bool] | None:
         """Renew the membership; return it, and whether it stands for the role; None if it is unknown or expired."""
         own = self._own(name)
         if own is None or own.expired or not own.here:
@@ -162,7 +162,7 @@ class ManualElection:
         renewed, stands, *_ = self._session.run(*steps)
         return (own, bool(stands.rows)) if renewed.count else None
 
-    def _joined(self, name: str, expire: float | None, default_expire: float) -> Membership:
+    def _joined(self, name: str, expire: float | None, default_expire: float) -> SteppedMember:
         """Join as a new member, unless another call for this name was quicker; also end expired candidates."""
         server, ttl = self._permitted(self._last_ttl(name) or default_expire if expire is None else expire)
         with self._session.transaction() as run:
@@ -178,7 +178,7 @@ class ManualElection:
                 other = _own(row)
                 if other.expired:
                     self._end(run, other.id, other.renewals)
-            own = Membership(str(uuid.uuid4()), name, ttl, 0, here=True, expired=False)
+            own = SteppedMember(str(uuid.uuid4()), name, ttl, 0, here=True, expired=False)
             run(self.store.entry(messages.Member(own.id, name, ttl, MANUAL, key=None), server))
         self._tidy()
         return own
@@ -234,7 +234,7 @@ class ManualElection:
         holding = self.holding(role)
         return holding is not None and holding.held and holding.manual and holding.name == name and bool(holding.here)
 
-    def elect(self, own: Membership, role: str) -> RoleState | None:
+    def elect(self, own: SteppedMember, role: str) -> RoleState | None:
         """Renew or take the role; return its state after that, or None if it has no leader."""
         holding = self.holding(role)
         # The candidate stands for the role, so the role exists.
@@ -249,14 +249,14 @@ class ManualElection:
             holding = self.holding(role)
         return holding if holding is not None and holding.held else None
 
-    def _kept(self, own: Membership, role: str, holding: RoleState) -> RoleState | None:
+    def _kept(self, own: SteppedMember, role: str, holding: RoleState) -> RoleState | None:
         """Keep the role, unless a hand-over was requested or the term has been resigned."""
         if holding.resigned is None and holding.request_token != holding.token:
             return holding
         self.store.perform(messages.Vacate(own.id, role, holding.token, holding.request_to))
         return None
 
-    def _over(self, own: Membership, role: str, holding: RoleState) -> bool:
+    def _over(self, own: SteppedMember, role: str, holding: RoleState) -> bool:
         """End the holder if the evidence allows it; return whether it has ended."""
         if holding.manual:
             return holding.stale and self._ended(holding)
@@ -304,7 +304,7 @@ class ManualElection:
             server, confirmed = self.store.open(None)
         return confirmed.base + server.floor
 
-    def _acquire(self, own: Membership, role: str, holding: RoleState, floor: int) -> None:
+    def _acquire(self, own: SteppedMember, role: str, holding: RoleState, floor: int) -> None:
         """Take the role if it is vacant and its row not locked; on this process's own connection, wait for the lock."""
         unreserved = (role,) if _long_resigned(holding, own.ttl) else ()
         give_up_at = time.monotonic() + (PATIENCE_S if self._proof else 0)
@@ -325,9 +325,9 @@ class ManualElection:
         return self._session.read(self._step(text, **parameters))[0].rows
 
 
-def _own(row: tuple[Any, ...]) -> Membership:
+def _own(row: tuple[Any, ...]) -> SteppedMember:
     id_, name, ttl_ms, renewals, here, renewed, now = row
-    return Membership(id_, name, ttl_ms / 1000, renewals, bool(here), _expired(ttl_ms, renewed, now))
+    return SteppedMember(id_, name, ttl_ms / 1000, renewals, bool(here), _expired(ttl_ms, renewed, now))
 
 
 def _expired(ttl_ms: int, renewed: Any, now: Any) -> bool:

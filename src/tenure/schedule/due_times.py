@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from tenure.durations import exact
+from tenure.base.durations import exact
 from tenure.errors import ConfigError
 from tenure.schedule.durations import check_duration
 

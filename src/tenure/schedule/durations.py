@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-from tenure.durations import exact
+from tenure.base.durations import exact
 from tenure.errors import ConfigError
 
 Duration = str | float | timedelta

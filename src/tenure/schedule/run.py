@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
-from tenure import clock
 from tenure.aio.term import AsyncTerm, AsyncTransaction, in_threads
+from tenure.base import clock
 from tenure.core.backoff import Backoff
 from tenure.errors import ConfigError, Fenced, NodeClosed, NotCommitted, NotLeader, TenureError
 from tenure.fence import job_runs

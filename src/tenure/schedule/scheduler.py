@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import anyio
 
-from tenure import clock
 from tenure.aio import bridge
 from tenure.aio.call import Call, is_async
 from tenure.aio.term import AsyncTerm
+from tenure.base import clock
 from tenure.core.backoff import Backoff
 from tenure.election import Election
 from tenure.engine.callbacks import CallbackThread
@@ -199,7 +199,7 @@ class Scheduler:
         """Read which runs operators have asked for. If that fails, it is tried again."""
         seen, role = self._engine.database_clock.requests, self._term.role
         try:
-            found = await bridge.run(lambda: self._engine.query(lambda store: records.jobs(store, role)))
+            found = await bridge.run_in_thread(lambda: self._engine.query(lambda store: records.jobs(store, role)))
         except TenureError as error:
             log.info("role %r: the requests of operators could not be read yet: %s", role, error)
             await anyio.sleep(LOOK_EVERY_S)
@@ -363,7 +363,7 @@ class Scheduler:
             self._interrupt(state)
             await call.wait()
         if marks_itself(run):
-            if await bridge.run(lambda: is_committed(run)):
+            if await bridge.run_in_thread(lambda: is_committed(run)):
                 if call.error is not None:
                     text = "job %r: the run due %s raised after its transaction was committed, so it is done"
                     log.error(text, job.name, run.due, exc_info=call.error)
@@ -384,10 +384,10 @@ class Scheduler:
 
     async def _end(self, run: Run, outcome: str, detail: str | None, *, over: bool) -> None:
         self._count(run.job, outcome)
-        await bridge.run(lambda: record_end(run, outcome, detail, over=over))
+        await bridge.run_in_thread(lambda: record_end(run, outcome, detail, over=over))
 
     async def _write(self, action: Callable[[Transaction], T]) -> T:
-        return await bridge.run(lambda: write(self._blocking, action))
+        return await bridge.run_in_thread(lambda: write(self._blocking, action))
 
     async def _write_again(self, action: Callable[[Transaction, bool], T]) -> T:
         """Do the same, and tell the action whether an earlier try may have been committed."""

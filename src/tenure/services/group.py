@@ -11,12 +11,12 @@ from typing import Any
 import anyio
 
 from tenure.aio.bridge import Loop
-from tenure.clock import now
+from tenure.base.clock import now
 from tenure.core.timing import NEVER
 from tenure.engine.candidacy import Lease
 from tenure.engine.engine import Engine
 from tenure.services.runner import RETURNED, ServiceRunner
-from tenure.services.service import Arguments
+from tenure.services.service import Arguments, ServiceState
 
 log = logging.getLogger("tenure.services")
 
@@ -113,15 +113,15 @@ class ServiceGroup(abc.ABC):
             held_up = False
             look_at = NEVER
             for runner in self.runners:
-                if runner.state in ("standby", "failed") and not held_up and now() >= runner.due:
+                if runner.state in (ServiceState.STANDBY, ServiceState.FAILED) and not held_up and now() >= runner.due:
                     if runner.idle:
                         runner.start(arguments)
                     else:
                         self._cannot_restart(runner)
                 # A failed service that is held up is checked when the service before it is running.
-                if runner.state != "failed" or not held_up:
+                if runner.state is not ServiceState.FAILED or not held_up:
                     look_at = min(look_at, runner.look_at)
-                held_up = held_up or runner.state not in ("running", "done")
+                held_up = held_up or runner.state not in (ServiceState.RUNNING, ServiceState.DONE)
             await self._rest(look_at)
 
     def _ended(self, runner: ServiceRunner, reason: str) -> None:

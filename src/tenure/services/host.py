@@ -135,12 +135,12 @@ class BaseServiceHost:
             )
 
         def add(target: Any) -> Any:
-            if self._engine.state != "new":
+            if self._engine.launched:
                 raise ConfigError(
                     f"node {self._engine.settings.name!r} was already started: add services before start()"
                 )
             if getattr(target, "_leader_only", False):
-                if self._engine.settings.mode == "lock":
+                if not self._engine.has_tokens:
                     raise ConfigError(
                         "mode='lock' keeps no record of runs, so a schedule cannot work: use mode='hybrid'"
                     )

@@ -14,14 +14,14 @@ from tenure.aio.bridge import Loop
 from tenure.aio.call import Call
 from tenure.aio.election import AsyncElection
 from tenure.aio.term import AsyncTerm
-from tenure.clock import now
+from tenure.base.clock import now
 from tenure.core.backoff import Backoff
 from tenure.core.timing import LONG_AGO, NEVER
 from tenure.election import Election
 from tenure.engine.callbacks import CallbackThread
 from tenure.engine.candidacy import Candidacy, Holding
 from tenure.errors import NodeClosed
-from tenure.events import Deposed, Event, LeaderChanged
+from tenure.events import Deposed, EndReason, Event, LeaderChanged
 from tenure.services.group import STILL_RUNS, Deadline, ServiceGroup
 from tenure.services.runner import ServiceRunner
 from tenure.services.service import Arguments
@@ -96,10 +96,10 @@ class LeaderServices(ServiceGroup):
 
     def _lost_at(self, reason: str) -> float | None:
         """Return when the term was lost: long ago if this process was paused, None if the term was given up."""
-        if reason == "resigned":
+        if reason == EndReason.RESIGNED:
             return None
         trusted_until = self._engine.lease.deadline
-        return min(now(), trusted_until) if reason == "lapsed" and trusted_until > LONG_AGO else now()
+        return min(now(), trusted_until) if reason == EndReason.LAPSED and trusted_until > LONG_AGO else now()
 
     def _watchdog(self, busy: list[tuple[ServiceRunner, Call]], deadline: Deadline) -> None:
         """Wait until the services have stopped, even if the event loop is blocked. Act if they miss the deadline."""
@@ -165,7 +165,7 @@ class LeaderServices(ServiceGroup):
             deadline = self._deadline
         assert deadline is not None
         reason = term.reason
-        level, verb = (logging.INFO, "Gave up") if reason == "resigned" else (logging.WARNING, "Lost")
+        level, verb = (logging.INFO, "Gave up") if reason == EndReason.RESIGNED else (logging.WARNING, "Lost")
         self.log(level, f"{verb} leadership ({reason}), stopping {self.names}", token=term.token, reason=reason)
         if await self._stop(deadline):
             self._give_up()
@@ -176,7 +176,7 @@ class LeaderServices(ServiceGroup):
 
     def _stand_aside(self, term: Holding, lasted: float) -> None:
         """Leave the role to other nodes for a while after a short term, unless this node no longer stands for it."""
-        if term.reason != "resigned" or lasted >= SHORT_TERM_S:
+        if term.reason != EndReason.RESIGNED or lasted >= SHORT_TERM_S:
             self._stand_again.worked()
         elif self._candidacy.standing and not self._closing:
             began = now()

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from tenure.aio.bridge import done
+from tenure.aio.bridge import wait_for_future
 from tenure.aio.call import Call
-from tenure.clock import now
+from tenure.base.clock import now
 from tenure.core.backoff import Backoff
 from tenure.core.timing import NEVER
 from tenure.services.kinds import OnReturn
-from tenure.services.service import Arguments, Service
+from tenure.services.service import Arguments, Service, ServiceState
 
 ALIVE_EVERY_S = 1.0
 ALIVE_WITHIN_S = 10.0
@@ -35,7 +35,7 @@ class ServiceRunner:
     ) -> None:
         """Begin on standby. ``wake`` is called when the group should check this runner."""
         self.service = service
-        self.state: str = "standby"
+        self.state = ServiceState.STANDBY
         self.failures = 0
         self.error: str | None = None
         self.remedy: OnReturn = service.on_failure
@@ -65,16 +65,16 @@ class ServiceRunner:
     def warm(self) -> None:
         """Begin to warm up, if the service can. A failure is logged and ignored: it only makes the start slower."""
         if self.idle and self.service.is_object and hasattr(self.service.target, "warm"):
-            self._begin("warming", self._warm)
+            self._begin(ServiceState.WARMING, self._warm)
 
     def start(self, arguments: Arguments) -> None:
         """Start the service, without waiting for it; ``check()`` reports a failure."""
         self._started_at = now()
         self._to_stop = Future()
         if self.service.is_object:
-            self._begin("starting", self._run_object, arguments)
+            self._begin(ServiceState.STARTING, self._run_object, arguments)
         else:
-            self._begin("running", self._run_function, arguments)
+            self._begin(ServiceState.RUNNING, self._run_function, arguments)
 
     def mark_wanted(self) -> None:
         """Count a warm-up that is under way as a part of the start, from now on."""
@@ -82,29 +82,33 @@ class ServiceRunner:
 
     def reap(self) -> bool:
         """Return whether no part of it is running any more; if so, a stuck service goes back to standby."""
-        if self.state == "stuck" and self.idle:
-            self.state = "standby"
+        if self.state is ServiceState.STUCK and self.idle:
+            self.state = ServiceState.STANDBY
         return self.idle
 
     def check(self) -> str | None:
         """Return how the service ended, if it has failed or returned since the last check."""
-        if self.state in ("starting", "running") and self.run is not None and self.run.over:
+        if self.state in (ServiceState.STARTING, ServiceState.RUNNING) and self.run is not None and self.run.over:
             error = self.run.error
             return self._returned() if error is None else self.fail(str(error), error.__cause__)
-        if self.state in ("warming", "starting") and now() >= self.look_at:
+        if self._is_beginning and now() >= self.look_at:
             return self.fail(f"did not start within {self.service.start_within:g} s")
         return None
 
     @property
+    def _is_beginning(self) -> bool:
+        return self.state in (ServiceState.WARMING, ServiceState.STARTING)
+
+    @property
     def look_at(self) -> float:
         """When to check the service even if nothing wakes the group."""
-        if self.state in ("warming", "starting"):
+        if self._is_beginning:
             return self._started_at + self.service.start_within
-        return self.due if self.state == "failed" else NEVER
+        return self.due if self.state is ServiceState.FAILED else NEVER
 
     async def stop(self, patience: Callable[[], float]) -> None:
         """Stop the service. It is stuck if a part of it still runs when ``patience()``, the seconds left, is 0."""
-        self.state = "stopping"
+        self.state = ServiceState.STOPPING
         self._ask_to_stop()
         ask_again_at = patience() / 2
         while (run := self.run) is not None and not run.over and patience() > 0:
@@ -112,7 +116,7 @@ class ServiceRunner:
             if patience() < ask_again_at:
                 ask_again_at = 0.0
                 self._ask_to_stop()
-        self.state = "standby" if self.idle else "stuck"
+        self.state = ServiceState.STANDBY if self.idle else ServiceState.STUCK
 
     def fail(self, reason: str, cause: BaseException | None = None) -> str:
         """Record that the service failed, and when to start it again."""
@@ -121,7 +125,7 @@ class ServiceRunner:
         self.due = self._restart.ended(self._started_at, now())
         self.failures += 1
         self.error = reason
-        self.state = "failed"
+        self.state = ServiceState.FAILED
         # A start that hangs may still end; then stop() must follow.
         if not self._to_stop.done():
             self._to_stop.set_result(None)
@@ -130,7 +134,8 @@ class ServiceRunner:
     def _returned(self) -> str:
         if self.service.on_return == "done":
             self.cause = None
-            self.remedy = self.state = "done"
+            self.remedy = "done"
+            self.state = ServiceState.DONE
             return RETURNED
         reason = self.fail(RETURNED)
         self.remedy = self.service.on_return or self.service.on_failure
@@ -142,8 +147,8 @@ class ServiceRunner:
         error = await self._do(self.service.target.warm)
         if error is not None:
             self._log(logging.WARNING, f"service {self.service.name}: warm() failed: {error!r}", self)
-        if self.state == "warming":
-            self.state = "standby"
+        if self.state is ServiceState.WARMING:
+            self.state = ServiceState.STANDBY
 
     async def _run_function(self, arguments: Arguments) -> None:
         error = await self._do(self.service.target, *arguments.of(self.service.target))
@@ -155,8 +160,8 @@ class ServiceRunner:
         error = await self._do(target.start, *arguments.of(target.start))
         if error is not None and not self._to_stop.done():
             raise Died(f"start() failed: {error!r}") from error
-        if self.state == "starting":
-            self.state = "running"
+        if self.state is ServiceState.STARTING:
+            self.state = ServiceState.RUNNING
             self._wake()
         died = await self._watch()
         error = await self._do(target.stop)
@@ -168,7 +173,7 @@ class ServiceRunner:
     async def _watch(self) -> str | None:
         """Wait until the object is to be stopped; if it dies first, return why."""
         alive: Any = getattr(self.service.target, "alive", None)
-        while not await done(self._to_stop, None if alive is None else ALIVE_EVERY_S):
+        while not await wait_for_future(self._to_stop, None if alive is None else ALIVE_EVERY_S):
             question = Call(alive)
             until = now() + ALIVE_WITHIN_S
             while not (question.over or self._to_stop.done()) and now() < until:
@@ -189,7 +194,7 @@ class ServiceRunner:
         await self._call.wait()
         return self._call.error or _unfinished(self._call.answer.result())
 
-    def _begin(self, state: str, function: Callable[..., Any], *arguments: Any) -> None:
+    def _begin(self, state: ServiceState, function: Callable[..., Any], *arguments: Any) -> None:
         self.state = state
         self.run = Call(function, *arguments)
         self.run.answer.add_done_callback(lambda _: self._wake())

@@ -19,9 +19,27 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from tenure.aio.call import is_async
+from tenure.base.words import Word
 from tenure.errors import ConfigError
 from tenure.services.kinds import OnFailure, OnReturn, OnStuck
 from tenure.settings import check_choice, check_name, check_seconds
+
+
+class ServiceState(Word):
+    """What a service does at this moment. Each state is a public string."""
+
+    STANDBY = "standby"
+    """It is not wanted here now."""
+    WARMING = "warming"
+    STARTING = "starting"
+    RUNNING = "running"
+    FAILED = "failed"
+    """It is started again soon."""
+    DONE = "done"
+    """It has finished for this term."""
+    STOPPING = "stopping"
+    STUCK = "stuck"
+    """It did not stop in time."""
 
 
 @dataclass(frozen=True)

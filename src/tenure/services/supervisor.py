@@ -6,7 +6,7 @@ import contextvars
 import logging
 from concurrent.futures import Future, wait
 
-from tenure.aio.bridge import done
+from tenure.aio.bridge import wait_for_future
 from tenure.aio.call import Call
 from tenure.engine.candidacy import Candidacy
 from tenure.engine.engine import Engine
@@ -71,7 +71,7 @@ class Supervisor:
         if not self._to_close.done():
             INSIDE.set(self)
             runs = [(group, Call(_run, group)) for group in self._groups]
-            await done(self._to_close)
+            await wait_for_future(self._to_close)
             for services in self._roles.values():
                 services.close()
             for group, run in reversed(runs):

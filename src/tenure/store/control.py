@@ -13,6 +13,8 @@ from typing import Any
 from tenure.core import messages, timing
 from tenure.core.messages import Held, Vacancy
 from tenure.core.servers import Confirmed, Server
+from tenure.events import EndReason
+from tenure.settings import LOSES_NOTHING
 from tenure.store import statements, tables
 from tenure.store.dialects import listed
 from tenure.store.session import Failed, Gone, Result, Run, Sentinel, Session, Step
@@ -111,14 +113,14 @@ class ControlStore:
     def _step(self, text: str, **parameters: object) -> Step:
         return Step(text, {"namespace": self.namespace, **parameters})
 
-    def _tell(self, kind: str, about: str, where: Step | None = None) -> None:
-        self.session.tell(self.namespace, f"{kind} {about}", where)
+    def _notify(self, kind: str, about: str, where: Step | None = None) -> None:
+        self.session.notify(self.namespace, f"{kind} {about}", where)
 
     # Membership ------------------------------------------------------------------------------------------------
 
     def _join(self, request: messages.Join) -> messages.Joined:
         for orphan in request.replaces:
-            self._tell("vacant", orphan, where=self._step(statements.HOLDS, id=orphan))
+            self._notify("vacant", orphan, where=self._step(statements.HOLDS, id=orphan))
             self.session.run(self._step(statements.END_SELF, id=orphan, reason="replaced"))
         self.release()
         member = request.member
@@ -208,10 +210,10 @@ class ControlStore:
             self._unlock_after()
             if len(left.rows) <= NAMED_ROLES:
                 for role, heir in left.rows:
-                    self._tell_vacant(me, role, heir)
+                    self._notify_vacant(me, role, heir)
             else:
-                self._tell("vacant", me)
-            run(self._step(statements.END_SELF, id=me, reason="left"))
+                self._notify("vacant", me)
+            run(self._step(statements.END_SELF, id=me, reason=EndReason.LEFT))
         self.release()
         return messages.Done()
 
@@ -260,7 +262,7 @@ class ControlStore:
                 )
                 (vacant,) = run(self._step(statements.VACATED, id=me))
                 for id_ in ids:
-                    self._tell("vacant", me, where=self._step(statements.LEFT_OVER, ended=id_, id=me))
+                    self._notify("vacant", me, where=self._step(statements.LEFT_OVER, ended=id_, id=me))
         except Failed:
             return None
         self._check_promotion(promotion)
@@ -271,19 +273,19 @@ class ControlStore:
         try:
             return self._write_end(verdict, me)
         except Failed:
-            if verdict.reason != "silence" or self._terminate_silent_member is None:
+            if verdict.reason != EndReason.SILENCE or self._terminate_silent_member is None:
                 raise
             # The member may have stopped inside a transaction that locks its own row, and may hang there for ever.
             self._terminate_silent_member(self.namespace, verdict.member_id, verdict.renewals)
             return self._write_end(verdict, me)
 
     def _write_end(self, verdict: messages.Verdict, me: str) -> tuple[int, tuple[Vacancy, ...]]:
-        self._tell("vacant", me, where=self._step(statements.LEFT_OVER, ended=verdict.member_id, id=me))
+        self._notify("vacant", me, where=self._step(statements.LEFT_OVER, ended=verdict.member_id, id=me))
         end, vacancies = self.session.run(self._end_step(verdict), self._step(statements.VACANT, id=me))
         return end.count, _vacancies(vacancies)
 
     def _end_step(self, verdict: messages.Verdict) -> Step:
-        text = statements.END_SILENT if verdict.reason == "silence" else statements.END_DEAD
+        text = statements.END_SILENT if verdict.reason == EndReason.SILENCE else statements.END_DEAD
         guard = {"renewals": verdict.renewals, "epoch": verdict.epoch, "server_start": verdict.server_start}
         return self._step(text, id=verdict.member_id, **guard)
 
@@ -347,11 +349,11 @@ class ControlStore:
             self._step(statements.TAKEN, **mine),
         )
         # A candidate that came too late has nothing to tell, and a thousand of them may come.
-        self._tell("changed", request.member_id, where=self._step(statements.TAKEN, **mine))
+        self._notify("changed", request.member_id, where=self._step(statements.TAKEN, **mine))
         return taken
 
     def _check_promotion(self, promotion: Result) -> None:
-        self._check_replicated(promotion.rows[0][0] == statements.LOSES_NOTHING if promotion.rows else False)
+        self._check_replicated(promotion.rows[0][0] == LOSES_NOTHING if promotion.rows else False)
 
     def _check_replicated(self, loses_nothing: bool) -> None:
         """Raise ``Failed`` if the commit should be on a replica, and its wait was cancelled (R17)."""
@@ -373,12 +375,12 @@ class ControlStore:
                 return messages.Vacated(done=False)
             run(self._step(statements.VACATE, **reserved, **term))
             self._unlock_after(request.role)
-            self._tell_vacant(request.member_id, request.role, next((heir for _, heir in successor.rows), None))
+            self._notify_vacant(request.member_id, request.role, next((heir for _, heir in successor.rows), None))
         return messages.Vacated(done=True)
 
-    def _tell_vacant(self, me: str, role: str, heir: str | None) -> None:
+    def _notify_vacant(self, me: str, role: str, heir: str | None) -> None:
         """Notify the candidate that should take the role, or all if there is none (R24)."""
-        self._tell("vacant", f"{me}>{heir} {role}" if heir else f"{me} {role}")
+        self._notify("vacant", f"{me}>{heir} {role}" if heir else f"{me} {role}")
 
     def _unlock_after(self, role: str | None = None) -> None:
         """Release the role's lock, or all locks, after the commit and before others are notified (R21)."""
@@ -434,7 +436,7 @@ def confirmed(result: Result, server: Server) -> Confirmed:
         raise Gone("the tables were replaced by others of the same name while the node was connected")
     if (oldest or 0) > tables.MIGRATIONS[-1].version:
         raise Gone("a newer release has changed the tables so that this one cannot work with them: upgrade Tenure here")
-    loses_nothing = promotion == statements.LOSES_NOTHING
+    loses_nothing = promotion == LOSES_NOTHING
     limit = (max_ttl_ms / 1000, ripe_ttl_ms / 1000, limits)
     return Confirmed(incarnation, base, *limit, place, loses_nothing, replicated=bool(standbys))
 

@@ -24,16 +24,6 @@ FORGET_ROLES = (
     "delete from {roles} where namespace = :namespace",
 )
 
-SHUT_OUT = {
-    "postgresql": ("set local lock_timeout = '50ms'", "lock table {members} in share row exclusive mode"),
-    "mysql": ("select id from {members} where namespace = :namespace for update",),
-    "sqlite": (),
-}
-"""Wait for members that are joining, and let no member join before the transaction ends.
-
-A row that is not there yet cannot be locked. PostgreSQL locks the table, at the end of the transaction, since renewals
-wait meanwhile. MariaDB, in REPEATABLE READ, locks the gap in the index. SQLite locks the file, from the beginning."""
-
 FORGET_MEMBERS = (
     "delete from {members} where namespace = :namespace",
     "delete from {namespaces} where name = :namespace",
@@ -65,12 +55,11 @@ where namespace = :namespace and name = :role
 
 def forget_namespace(tables: Tables) -> None:
     """Delete the namespace in one transaction, which keeps nodes out; raise ConfigError if it has members."""
-    session, dialect = tables.session, tables.session.dialect.name
-    if dialect == "mysql":
-        # This holds for the next transaction only. READ COMMITTED would lock no gaps.
-        session.read(Step("set transaction isolation level repeatable read", {}))
+    session, schema = tables.session, tables.session.schema
+    if schema.before_shut_out:
+        session.read(Step(schema.before_shut_out, {}))
     with session.transaction() as run:
-        run(*_steps(tables, FORGET_ROLES), *_steps(tables, SHUT_OUT[dialect]))
+        run(*_steps(tables, FORGET_ROLES), *_steps(tables, schema.shut_out))
         (members,) = run(*_steps(tables, [statements.MEMBERS]))
         if members.rows:
             names = ", ".join(repr(name) for _, name, *_ in members.rows)

@@ -61,6 +61,10 @@ class Schema(abc.ABC):
     """The codes of errors that mean: the object exists, since a node that died halfway has created it."""
     missing: tuple[object, ...] = ()
     """The codes of errors that mean: there is no such table."""
+    shut_out: tuple[str, ...] = ()
+    """The statements that wait for members that are joining, and let none join before the transaction ends."""
+    before_shut_out = ""
+    """The statement before the transaction of ``shut_out``; empty if it needs none."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from tenure.base.durations import exact
 from tenure.core import timing
-from tenure.durations import exact
 from tenure.errors import ConfigError, StoreUnavailable
+from tenure.settings import LOSES_NOTHING
 from tenure.store import manual_statements, migrations, records, statements
 from tenure.store.control import confirmed
 from tenure.store.records import Tables
@@ -36,10 +37,10 @@ def limit_ttl(tables: Tables, seconds: float) -> None:
 
 def set_promotion(tables: Tables, word: str) -> None:
     """Record whether a promotion loses commits; raise ConfigError while an earlier promotion is waited for."""
-    if word == statements.LOSES_NOTHING:
+    if word == LOSES_NOTHING:
         _refuse_manual_candidates(tables)
     _, before, changed, _ = _run(tables, *statements.SET_PROMOTION, promotion=word, oldest=migrations.oldest())
-    if before.rows[0][0] == statements.LOSES_NOTHING and tables.session.unreplicated:
+    if before.rows[0][0] == LOSES_NOTHING and tables.session.unreplicated:
         raise StoreUnavailable(
             f"promotion={word!r} is set for namespace {tables.namespace!r}, but the wait for the replica was "
             "cancelled; the replica may still say that a promotion loses nothing: do not promote it before it has "

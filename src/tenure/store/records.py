@@ -10,11 +10,12 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Protocol
 
 from tenure.errors import ConfigError, StoreUnavailable
+from tenure.events import EndReason
 from tenure.store import job_statements, statements
 from tenure.store.session import Session, Step
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-FOUND_BY_OTHERS = ("death", "silence")
+FOUND_BY_OTHERS = (EndReason.DEATH, EndReason.SILENCE)
 """Why a term ended whose leader could not say so itself."""
 
 
@@ -274,9 +275,9 @@ def history(tables: Tables, role: str, limit: int) -> list[TermRecord]:
         if after is not None and (end is None or end >= after.began):
             end = after.began
             # The recorded end is that of the membership. The member had lost the role before that, and won it again.
-            if after.member_id == member_id and recorded != "resigned":
-                reason = "lapsed"
-            reason = reason or "superseded"
+            if after.member_id == member_id and recorded != EndReason.RESIGNED:
+                reason = EndReason.LAPSED
+            reason = reason or EndReason.SUPERSEDED
         silent = end is None and renewed is not None and overdue(seconds_between(renewed, now), ttl_ms)
         known = renewed is not None and (silent or reason in FOUND_BY_OTHERS)
         seen = max(time_of(renewed), time_of(began)) if known else None

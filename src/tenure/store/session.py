@@ -104,7 +104,7 @@ class Session(abc.ABC):
     def read(self, *steps: Step) -> Sequence[Result]:
         """Run some queries in order, each with its own view of the data, without blocking writers."""
 
-    def tell(self, namespace: str, payload: str, where: Step | None = None) -> None:
+    def notify(self, namespace: str, payload: str, where: Step | None = None) -> None:
         """Notify the other nodes right after the next transaction, if it commits and ``where`` then finds a row.
 
         Best effort: a notification that fails does not affect the transaction, and the other nodes check once a second.

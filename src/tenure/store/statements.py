@@ -383,10 +383,6 @@ where name = :namespace and (max_ttl_ms <> :max_ttl_ms or coalesce(limit_by, '')
 """
 """MariaDB assigns the columns in the order of the text, so the limit comes last."""
 
-LOSES_NOTHING = "loses-nothing"
-MAY_LOSE = "may-lose"
-"""The words of an operator about promotions, in the column ``promotion``. None means the second."""
-
 SET_PROMOTION = (
     "select value from {meta} where name = 'oldest' for update",
     "select promotion, {replicated} from {namespaces} where name = :namespace for update",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tenure.aio.bridge import run
+from tenure.aio.bridge import run_in_thread
 from tenure.aio.node import AsyncNode
-from tenure.clock import now
+from tenure.base.clock import now
 from tenure.engine.engine import Engine
 from tenure.errors import ConfigError, WaitTimeout
 from tenure.internals import engine_of
@@ -112,16 +112,16 @@ class LocalAsyncNode(AsyncNode):
 
     async def lose(self, role: str) -> None:
         """Let another node take ``role``; see :meth:`LocalNode.lose`."""
-        await run(lambda: _Told(self).lose(role))
+        await run_in_thread(lambda: _Told(self).lose(role))
 
     async def win(self, role: str) -> None:
         """Let this node lead ``role`` again; see :meth:`LocalNode.win`."""
-        await run(lambda: _Told(self).win(role))
+        await run_in_thread(lambda: _Told(self).win(role))
 
     async def suspend(self) -> None:
         """Cut the node off from its database; see :meth:`LocalNode.suspend`."""
-        await run(_Told(self).suspend)
+        await run_in_thread(_Told(self).suspend)
 
     async def resume(self) -> None:
         """Let the node reach its database again; see :meth:`LocalNode.resume`."""
-        await run(_Told(self).resume)
+        await run_in_thread(_Told(self).resume)

@@ -67,17 +67,17 @@ def test_term_whose_lock_was_taken_is_lost_and_its_role_vacated(takeover):
 
 def test_role_whose_lock_was_taken_is_vacated_after_its_work_has_ended():
     node = bound_leader()
-    node.roles.working.add("r")
+    node.roles.held_for_work.add("r")
     node.run(EVERY, {Renew: LOST})
     assert Vacate not in node.kinds(EVERY + 1, {Resume: unlocked()})
-    node.roles.working.discard("r")
+    node.roles.held_for_work.discard("r")
     assert Vacate in node.kinds(EVERY + 1)
 
 
 def test_lock_is_needed_until_the_work_under_a_term_that_was_given_up_has_ended():
     """Otherwise a program could begin while this node still stops: so the node suspends, and takes the lock again."""
     node = bound_leader()
-    node.roles.working.add("r")
+    node.roles.held_for_work.add("r")
     node.protocol.resign("r", 1.0)
     node.run(EVERY, {Renew: LOST})
     assert node.phase == "DOUBT"

@@ -115,7 +115,7 @@ def test_node_that_is_closed_without_a_connection_gives_up_after_a_while():
 
 def test_leaving_says_which_terms_were_resigned_and_not_vacated():
     node = leader("r")
-    node.roles.working.add("r")
+    node.roles.held_for_work.add("r")
     node.protocol.resign("r", 1.0)
     node.protocol.leave(1.0)
     (request,) = node.run(1.0)

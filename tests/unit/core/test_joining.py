@@ -99,9 +99,9 @@ def test_membership_that_was_ended_loses_every_term_and_joins_anew():
 
 def test_node_does_not_join_anew_while_work_of_its_last_membership_goes_on():
     node = leader("r")
-    node.roles.working.add("r")
+    node.roles.held_for_work.add("r")
     assert Join not in node.kinds(EVERY, {Renew: Standing(alive=False)})
-    node.roles.working.clear()
+    node.roles.held_for_work.clear()
     assert Join in node.kinds(EVERY)
 
 

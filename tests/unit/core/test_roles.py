@@ -104,11 +104,11 @@ def test_role_that_another_node_took_is_lost():
 def test_election_is_settled_when_all_have_been_looked_at_and_vacant_roles_tried_for():
     node = ScriptedNode("r")
     node.step(0.0), node.step(0.0)
-    assert not node.protocol.settled
+    assert not node.protocol.election_decided
     node.look(0.0)
-    assert not node.protocol.settled, "the role has not been tried for"
+    assert not node.protocol.election_decided, "the role has not been tried for"
     node.run(0.0)
-    assert node.protocol.settled
+    assert node.protocol.election_decided
 
 
 # Resigning ---------------------------------------------------------------------------------------------------------
@@ -118,10 +118,10 @@ def test_resignation_ends_the_term_at_once_and_then_vacates_the_role():
     node = leader("r")
     node.protocol.resign("r", 1.0)
     assert node.news() == [Deposed("r", 1, "resigned")]
-    assert node.roles.untold == {"r"}
+    assert node.roles.unreleased == {"r"}
     (vacate, *_) = node.run(1.0)
     assert vacate == Vacate(node.protocol.member_id, "r", 1)
-    assert not node.roles.untold
+    assert not node.roles.unreleased
 
 
 def test_role_that_is_not_held_cannot_be_resigned():
@@ -146,10 +146,10 @@ def test_role_that_is_being_vacated_is_not_tried_for():
 
 def test_role_is_vacated_when_its_work_has_ended():
     node = leader("r")
-    node.roles.working.add("r")
+    node.roles.held_for_work.add("r")
     node.protocol.resign("r", 1.0)
     assert Vacate not in node.kinds(1.0)
-    node.roles.working.clear()
+    node.roles.held_for_work.clear()
     assert Vacate in node.kinds(1.1)
 
 
@@ -157,7 +157,7 @@ def test_role_with_an_open_fenced_transaction_is_vacated_later():
     node = leader("r")
     node.protocol.resign("r", 1.0)
     assert node.kinds(1.0, {Vacate: Vacated(done=False)}) == [Vacate]
-    assert not node.roles.untold, "the term is marked, so the others know"
+    assert not node.roles.unreleased, "the term is marked, so the others know"
     assert Vacate in node.kinds(1.05)
 
 
@@ -172,9 +172,9 @@ def test_node_that_resigned_stands_back_for_a_ttl():
 
 def test_standing_back_is_counted_from_the_end_of_the_work():
     node = leader("r")
-    node.roles.working.add("r")
+    node.roles.held_for_work.add("r")
     node.protocol.resign("r", 1.0)
-    node.roles.working.clear()
+    node.roles.held_for_work.clear()
     node.run(5.0, standing())
     assert node.roles.standing_back(1.0 + TTL) == ("r",)
     assert node.roles.standing_back(5.0 + TTL) == ()
@@ -304,7 +304,7 @@ def test_new_membership_forgets_what_the_old_one_had_to_vacate():
     assert node.roles.vacate_at == EVERY
     node.step(EVERY, Standing(alive=False))
     assert node.roles.vacate_at == float("inf")
-    assert not node.roles.untold
+    assert not node.roles.unreleased
 
 
 # Many roles ----------------------------------------------------------------------------------------------------

@@ -237,7 +237,7 @@ def test_node_looks_on_at_once_if_all_its_neighbours_have_fallen():
     node = joined()
     node.look(0.0, *(member(f"a{number}", sentinel_stands=False) for number in range(NEIGHBOURS)))
     assert node.look(0.0) == [], "the control lane acts first"
-    assert not node.protocol.settled
+    assert not node.protocol.election_decided
     node.run(0.0)
     (look,) = node.look(0.0)[:1]
     assert look == Look(node.protocol.member_id, None, 0.0, 2 * NEIGHBOURS)

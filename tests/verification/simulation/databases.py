@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tenure.core import messages
 from tenure.core.servers import Server
 from tenure.databases.sqlite.schema import SqliteSchema
+from tenure.settings import LOSES_NOTHING
 from tenure.store import migrations, statements
 from tenure.store.control import ControlStore, Identity
 from tenure.store.dialects import SQLITE
@@ -103,7 +104,7 @@ class SimSession:
         self._server: Server | None = None
         self.recorded: list[list[Rows]] | None = None
         self.replayed: list[list[Rows]] | None = None
-        self.untold: list[tuple[str, Step | None]] = []
+        self.unsent: list[tuple[str, Step | None]] = []
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Run]:
@@ -117,13 +118,13 @@ class SimSession:
                 sqlite.rollback()
                 raise
             sqlite.commit()
-            for payload, where in self.untold:
+            for payload, where in self.unsent:
                 if where is None or self._run(where)[0].rows:
                     self.connection.server.tell(payload)
         except sqlite3.Error as error:
             raise Failed(str(error)) from error
         finally:
-            self.untold.clear()
+            self.unsent.clear()
 
     def run(self, *steps: Step) -> list[Rows]:
         with self.transaction() as run:
@@ -147,8 +148,8 @@ class SimSession:
             results.append(Rows(rows, cursor.rowcount))
         return results
 
-    def tell(self, namespace: str, payload: str, where: Step | None = None) -> None:  # noqa: ARG002
-        self.untold.append((payload, where))
+    def notify(self, namespace: str, payload: str, where: Step | None = None) -> None:  # noqa: ARG002
+        self.unsent.append((payload, where))
 
     def listen(self, namespace: str, kind: str) -> None:
         """Every node receives every notification here."""
@@ -263,7 +264,7 @@ class SqlDatabase:
 
     def set_promotion(self, *, loses_nothing: bool) -> None:
         """An operator says whether a promotion loses commits."""
-        word = statements.LOSES_NOTHING if loses_nothing else statements.MAY_LOSE
+        word = LOSES_NOTHING if loses_nothing else "may-lose"
         parameters = {"namespace": NAMESPACE, "promotion": word}
         self.sqlite.execute(DIALECT.text(statements.SET_PROMOTION[2]), parameters)
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from tenure import clock
+from tenure.base import clock
 
 
 class TurnedClock:

@@ -26,6 +26,7 @@ from tenure.cli.options import location
 from tenure.cli.output import one_line, say
 from tenure.cli.posix import require_posix
 from tenure.errors import TenureError
+from tenure.settings import node_settings
 
 TTL_S = 4.0
 FAST_TTL_S = 2.0
@@ -106,7 +107,7 @@ class DemoSchema:
 
     def __init__(self, url: str) -> None:
         self.namespace = f"tenure_demo_{secrets.token_hex(4)}"
-        self._is_postgres = url.lower().startswith("postgres")
+        self._is_postgres = node_settings(url).database == "postgresql"
         self.schema = self.namespace if self._is_postgres else "tenure"
         self.ledger = f"{self.schema}.ledger" if self._is_postgres else self.namespace
         self._registry = Registry(url, namespace=self.namespace, schema=self.schema)

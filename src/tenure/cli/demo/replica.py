@@ -2,7 +2,7 @@
 
 The demo runs ``python -m tenure.cli.demo.replica '{"name": "replica-a", …}'``, with the URL in TENURE_URL. The
 process reads commands from stdin, one per line, and writes JSON lines to stdout. All times are readings of
-``tenure.clock``, which the processes of a machine share.
+``tenure.base.clock``, which the processes of a machine share.
 
     read            report is_leader
     write           write a row under the last term, in a fenced transaction
@@ -27,8 +27,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tenure import Election, Fenced, Node, TenureError, Term
+from tenure.base.clock import now
 from tenure.cli.run.processes import PR_SET_PDEATHSIG, prctl
-from tenure.clock import now
 
 ROLE = "scheduler"
 READ_EVERY_S = 0.002
@@ -49,7 +49,7 @@ class Program:
     def __init__(self, node: Node, election: Election, ledger: str) -> None:
         self._node = node
         self._election = election
-        mark = "?" if os.environ["TENURE_URL"].startswith("sqlite") else "%s"
+        mark = "?" if node.database == "sqlite" else "%s"
         self._insert = f"insert into {ledger} (token, name) values ({mark}, {mark})"
         self._term: Term | None = None
         threading.Thread(target=self._keep_reading, daemon=True).start()

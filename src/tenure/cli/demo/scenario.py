@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import click
 
+from tenure.base.clock import now
+from tenure.base.durations import duration
 from tenure.cli.demo.replica import Failure, Replica, listen
-from tenure.clock import now
-from tenure.durations import duration
 from tenure.errors import StoreUnavailable
 
 Tone = Literal["plain", "good", "bad"]

@@ -11,9 +11,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from tenure.base.clock import now
 from tenure.cli.demo.replica import ROLE, Replica
 from tenure.cli.demo.scenario import PlainOutput, Tone
-from tenure.clock import now
 
 COLOURS = {"plain": "", "good": "green", "bad": "red"}
 DRAW_EVERY_S = 0.1

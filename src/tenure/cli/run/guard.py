@@ -34,6 +34,8 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tenure.cli.run.channel import MessageChannel
     from tenure.cli.run.processes import PR_SET_PDEATHSIG, adopt_orphans, descendants, kill_all, prctl, signal_all
 else:
@@ -44,7 +46,7 @@ else:
     from processes import PR_SET_PDEATHSIG, adopt_orphans, descendants, kill_all, prctl, signal_all
 
 if sys.platform == "linux":
-    # The deadlines that `tenure run` sends are moments on the clock of `tenure.clock`.
+    # The deadlines that `tenure run` sends are moments on the clock of `tenure.base.clock`.
     CLOCK = time.CLOCK_BOOTTIME
 else:
     CLOCK = time.CLOCK_MONOTONIC
@@ -83,6 +85,15 @@ class Guard:
 
     def run(self) -> None:
         """Handle messages until the channel ends; then kill what is left."""
+        handlers: dict[object, Callable[..., None]] = {
+            "run": self.on_run,
+            "trust": self.on_trust,
+            "doubt": self.on_doubt,
+            "signal": self.on_signal,
+            "end": self.on_end,
+            "kill": self.on_kill,
+            "continue": self.on_continue,
+        }
         poll = select.poll()
         for descriptor in (self.channel.fileno(), self.alarm.fileno(), self.timer.descriptor):
             if descriptor >= 0:
@@ -98,7 +109,7 @@ class Guard:
             if messages is None:
                 break
             for message, descriptors in messages:
-                getattr(self, f"on_{message[0]}")(*message[1:], descriptors)
+                handlers[message[0]](*message[1:], descriptors)
             self.keep_time()
             if self.pid and not self.reap():
                 self.over()

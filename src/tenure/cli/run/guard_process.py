@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from tenure.cli.internals import sentinel_descriptors, trusted_until
 from tenure.cli.output import Ended, without_password
 from tenure.cli.run.channel import MessageChannel
 from tenure.cli.run.processes import descendants, signal_all
+from tenure.events import EndReason
 
 if TYPE_CHECKING:
     from tenure import Node, Term
@@ -135,7 +136,7 @@ class GuardedCommand:
                 self._guard.send("doubt")
             if reason is not None and not self._ending:
                 self._ending = True
-                if reason == "resigned":
+                if reason == EndReason.RESIGNED:
                     self._guard.send("end", int(signal.SIGTERM))
                 else:
                     self._guard.send("kill")
@@ -149,8 +150,13 @@ class GuardedCommand:
             if not self._options.group_only:
                 kill_orphans()
             self.code = exit_codes.SIGNALLED + signal.SIGKILL
+        handlers: dict[object, Callable[..., None]] = {
+            "stopped": self.on_stopped,
+            "failed": self.on_failed,
+            "over": self.on_over,
+        }
         for (name, *details), _ in messages or ():
-            getattr(self, f"on_{name}")(*details)
+            handlers[name](*details)
 
     def on_stopped(self) -> None:
         """Stop this process, as the terminal stopped the command; wake the command when this process continues."""

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tenure.base.clock import now
 from tenure.cli import exit_codes
 from tenure.cli.internals import claim_run, end_run, hold_role, is_decided, restart_pauses, stop_standing, wait_for
 from tenure.cli.output import Ended, one_line, say
 from tenure.cli.run.guard_process import GuardedCommand, GuardProcess, stop_job
 from tenure.cli.run.processes import adopt_orphans, sees
-from tenure.clock import now
 from tenure.errors import StoreUnavailable, TenureError
+from tenure.events import EndReason
 
 if TYPE_CHECKING:
     from tenure import Election, Node, Run, Term
@@ -188,7 +189,7 @@ class Runner:
     def _found_dead(self, node: Node, election: Election) -> bool:
         """Whether the previous leader was found dead: it may still run, if only its connection was cut."""
         with contextlib.suppress(TenureError):
-            return node.database != "sqlite" and any(past.reason == "death" for past in election.history(2)[1:])
+            return node.database != "sqlite" and any(past.reason == EndReason.DEATH for past in election.history(2)[1:])
         return True
 
     def _supervise(self, node: Node, election: Election, term: Term, run: Run | None) -> tuple[int, str | None]:

@@ -17,15 +17,15 @@ import socket
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+from tenure.base.tracebacks import without_locals
 from tenure.core import timing
 from tenure.databases import connecting
 from tenure.databases.hosts import Host, Hosts, time_limit_s
 from tenure.databases.mysql import servers
-from tenure.databases.mysql.session import MySqlSession, beside, cut, is_local_socket, load, said, wire
+from tenure.databases.mysql.session import MySqlSession, beside, cut, error_text, is_local_socket, load, wire
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.settings import Password
 from tenure.store.session import Step
-from tenure.tracebacks import without_locals
 
 PATIENT_S = 30.0
 """How long a statement may take before :meth:`set_statement_timeout` is called, while the tables are created."""
@@ -66,7 +66,7 @@ def parse_url(url: str) -> dict[str, Any]:
     if not database or "/" in database or connecting.STRAY_AT.match(rest):
         raise _malformed()
     user, _, password = login.partition(":")
-    told = {
+    arguments = {
         **hosts[0],
         "database": unquote(database),
         **({"user": unquote(user)} if user else {}),
@@ -74,13 +74,13 @@ def parse_url(url: str) -> dict[str, Any]:
     }
     for name, value in parse_qsl(query, keep_blank_values=True):
         if (name, value) != ("charset", "utf8mb4"):
-            told[name] = _parameter(name, value)
-    if "ssl_ca" in told:
+            arguments[name] = _parameter(name, value)
+    if "ssl_ca" in arguments:
         # A URL that names an authority turns the checks on, as ssl={"ca": …} does.
-        told = {"ssl_verify_cert": True, "ssl_verify_identity": True, **told}
-    if len(hosts) > 1 and "unix_socket" in told:
+        arguments = {"ssl_verify_cert": True, "ssl_verify_identity": True, **arguments}
+    if len(hosts) > 1 and "unix_socket" in arguments:
         raise ConfigError("the MariaDB URL has several hosts and a unix_socket, which is one server: leave one out")
-    return told
+    return arguments
 
 
 def parse_hosts(url: str) -> list[Host]:
@@ -134,13 +134,14 @@ class MySqlConnector(connecting.Connector):
         self._context: Any = None
 
     def __repr__(self) -> str:
-        told = self._parameters
-        at = f"{told['host']} port {told['port']}"
+        arguments = self._parameters
+        at = f"{arguments['host']} port {arguments['port']}"
         if len(self.hosts) > 1:
             at = ", ".join(name for name, _ in self.hosts.named())
-        if "unix_socket" in told:
-            at = told["unix_socket"]
-        return f"MariaDB at {at} database {told['database']}" + (f" as {told['user']}" if "user" in told else "")
+        if "unix_socket" in arguments:
+            at = arguments["unix_socket"]
+        user = f" as {arguments['user']}" if "user" in arguments else ""
+        return f"MariaDB at {at} database {arguments['database']}{user}"
 
     def connect(self, purpose: str, only: Host | None = None, **arguments: Any) -> Any:
         """Open a plain connection in autocommit mode; raise StoreUnavailable with a message without secrets.
@@ -168,7 +169,7 @@ class MySqlConnector(connecting.Connector):
         connection = self._dial(purpose, arguments)
         if len(self.hosts) == 1 or isinstance(connection, str):
             return connection
-        reason = self._first_use(connection, self._why_no_primary, said)
+        reason = self._first_use(connection, self._why_no_primary, error_text)
         if reason is not None:
             connection.close()
         return reason or connection
@@ -183,7 +184,7 @@ class MySqlConnector(connecting.Connector):
                 return why and why.partition(";")[0], str(cursor.fetchone()[0])
 
         connection = self.connect("look", host)
-        found = self._first_use(connection, look, said)
+        found = self._first_use(connection, look, error_text)
         connection.close()
         return found
 
@@ -192,8 +193,8 @@ class MySqlConnector(connecting.Connector):
         with connection.cursor() as cursor:
             cursor.execute("select version(), @@global.read_only, @@global.innodb_read_only")
             ((version, read_only, innodb_read_only),) = cursor.fetchall()
-        told = {"read_only": str(read_only), "innodb_read_only": str(innodb_read_only)}
-        reason = servers.why_unusable(version, {}) or servers.why_no_primary(told)
+        variables = {"read_only": str(read_only), "innodb_read_only": str(innodb_read_only)}
+        reason = servers.why_unusable(version, {}) or servers.why_no_primary(variables)
         if reason is not None:
             return reason
         sources = replicates_from(connection)
@@ -212,33 +213,38 @@ class MySqlConnector(connecting.Connector):
         An error raised here would carry the password in its context.
         """
         pymysql = load()
-        told = {"connect_timeout": connecting.CONNECT_TIMEOUT_S, **self._parameters}
-        password = connecting.present_password(self._password) or told.pop("password", "")
-        told |= {"charset": "utf8mb4", "autocommit": True, "program_name": f"tenure {purpose} {self._label}"[:255]}
-        told |= arguments
-        preferred = self._encryption(told)
+        parameters = {"connect_timeout": connecting.CONNECT_TIMEOUT_S, **self._parameters}
+        password = connecting.present_password(self._password) or parameters.pop("password", "")
+        parameters |= {
+            "charset": "utf8mb4",
+            "autocommit": True,
+            "program_name": f"tenure {purpose} {self._label}"[:255],
+        }
+        parameters |= arguments
+        preferred = self._encryption(parameters)
 
         def connect() -> Any:
-            connection = pymysql.connect(**told, password=password.encode(), defer_connect=True)
+            connection = pymysql.connect(**parameters, password=password.encode(), defer_connect=True)
             if preferred is not None:
                 connection.ssl, connection.ctx = True, preferred
-            with self.time_limit(connection, told["connect_timeout"], complaint=""):
+            with self.time_limit(connection, parameters["connect_timeout"], complaint=""):
                 connection.connect()
             return connection
 
         try:
             return connecting.connect_outside_fork(connect, wire)
         except (pymysql.err.Error, OSError, ValueError, StoreUnavailable) as error:
-            return connecting.without_secrets({**told, "password": password}, said(error))
+            return connecting.without_secrets({**parameters, "password": password}, error_text(error))
 
-    def _encryption(self, told: dict[str, Any]) -> Any:
+    def _encryption(self, parameters: dict[str, Any]) -> Any:
         """Replace the TLS arguments by one context.
 
         Return the context that the driver would use by itself if it prefers TLS and the URL says nothing; else None.
         """
-        mine = {name: told.pop(name) for name in list(told) if name.startswith("ssl_")}
-        disabled = mine.get("ssl_disabled") or "unix_socket" in told
-        told["ssl" if mine and not disabled else "ssl_disabled"] = self._context if mine and not disabled else True
+        mine = {name: parameters.pop(name) for name in list(parameters) if name.startswith("ssl_")}
+        disabled = mine.get("ssl_disabled") or "unix_socket" in parameters
+        encrypted = mine and not disabled
+        parameters["ssl" if encrypted else "ssl_disabled"] = self._context if encrypted else True
         return None if mine or disabled else self._context
 
     @without_locals
@@ -279,7 +285,7 @@ class MySqlConnector(connecting.Connector):
         """Open a session for the node. Its statements may take long at first: the tables may have to be created."""
         flags = load().constants.CLIENT
         connection = self.connect(purpose, client_flag=flags.FOUND_ROWS | flags.MULTI_STATEMENTS)
-        return self._first_use(connection, self._session, said)
+        return self._first_use(connection, self._session, error_text)
 
     def _session(self, connection: Any) -> MySqlSession:
         session = MySqlSession(connection)

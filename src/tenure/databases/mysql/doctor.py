@@ -25,7 +25,7 @@ TIMEOUTS = {
 
 
 @dataclass
-class Case(doctor.ServerCase):
+class MySqlCase(doctor.ServerCase):
     """What the checks examine on MariaDB."""
 
     session: MySqlSession
@@ -64,8 +64,8 @@ def _examined(settings: NodeSettings, connector: MySqlConnector, session: MySqlS
     yield _primary(session)
     round_trip_s, finding = doctor.round_trip(session)
     yield finding
-    told = doctor.as_members(settings, session)
-    yield from run_checks(CHECKS, Case(told, session, user, round_trip_s, connector, dict(variables.rows)))
+    settings = doctor.as_members(settings, session)
+    yield from run_checks(CHECKS, MySqlCase(settings, session, user, round_trip_s, connector, dict(variables.rows)))
 
 
 def _primary(session: MySqlSession) -> Finding:
@@ -80,7 +80,7 @@ def _primary(session: MySqlSession) -> Finding:
     return warning("primary", text, "give all nodes the URL of the primary; here, set global read_only = 1")
 
 
-def _connection(case: Case) -> Iterator[Finding]:
+def _connection(case: MySqlCase) -> Iterator[Finding]:
     """Check that user-level locks work: take one, and see whether the server shows it."""
     sentinel = UserLockSentinel(case.session)
     key = random.getrandbits(31)
@@ -93,7 +93,7 @@ def _connection(case: Case) -> Iterator[Finding]:
         yield error("connection", text, "use mode='lease', or MariaDB itself")
 
 
-def _tls(case: Case) -> Iterator[Finding]:
+def _tls(case: MySqlCase) -> Iterator[Finding]:
     connection = case.session.connection
     yield doctor.tls(
         is_local=is_local_socket(connection) or is_here(wire(connection).getpeername()[0]),
@@ -102,7 +102,7 @@ def _tls(case: Case) -> Iterator[Finding]:
     )
 
 
-def _keepalive(case: Case) -> Iterator[Finding]:
+def _keepalive(case: MySqlCase) -> Iterator[Finding]:
     """Check that the server accepts the time-out that a node sets for silent connections."""
     case.connector.set_idle_timeout(case.session)
     ((taken,),) = case.session.read(Step("select @@wait_timeout", {}))[0].rows
@@ -114,14 +114,14 @@ def _keepalive(case: Case) -> Iterator[Finding]:
         yield warning("keepalive", text, "use takeover='strict' if that is too late")
 
 
-def _connections(case: Case) -> Iterator[Finding]:
+def _connections(case: MySqlCase) -> Iterator[Finding]:
     (status,) = case.session.read(Step("show global status like 'Threads_connected'", {}))
     # This connection is closed when the examination is over.
     left = 1 + int(case.variables["max_connections"]) - int(status.rows[0][1])
     yield doctor.free_connections(left, "raise max_connections, or close connections that are not in use")
 
 
-def _time_outs(case: Case) -> Iterator[Finding]:
+def _time_outs(case: MySqlCase) -> Iterator[Finding]:
     """Say which settings would end the application's transactions early."""
     short = []
     for name, what in TIMEOUTS.items():
@@ -134,7 +134,7 @@ def _time_outs(case: Case) -> Iterator[Finding]:
         yield ok("time-outs", "none is shorter than the TTL")
 
 
-def _durability(case: Case) -> Iterator[Finding]:
+def _durability(case: MySqlCase) -> Iterator[Finding]:
     flush = case.variables.get("innodb_flush_log_at_trx_commit")
     method = case.variables.get("innodb_flush_method")
     wrong = [("innodb_flush_log_at_trx_commit", flush, "1")] if flush != "1" else []
@@ -146,7 +146,7 @@ def _durability(case: Case) -> Iterator[Finding]:
         yield ok("durability", "innodb_flush_log_at_trx_commit is 1: no token is issued again after a crash")
 
 
-def _replication(case: Case) -> Iterator[Finding]:
+def _replication(case: MySqlCase) -> Iterator[Finding]:
     if case.variables.get("log_bin") == "ON" and case.variables.get("binlog_format") == "STATEMENT":
         text = "binlog_format is STATEMENT, with which InnoDB refuses the isolation level of nodes"
         yield error("replication", text, "set global binlog_format = 'MIXED', or ROW")
@@ -160,7 +160,7 @@ def _replication(case: Case) -> Iterator[Finding]:
         yield ok("replication", "no binary log, so no replicas")
 
 
-def _tables(case: Case) -> Iterator[Finding]:
+def _tables(case: MySqlCase) -> Iterator[Finding]:
     """Check the tables, this user's privileges on them and, if these are enough, what the tables contain."""
     (names,) = case.session.read(
         Step("select table_name, engine from information_schema.tables where table_schema = database()", {})
@@ -191,11 +191,14 @@ def _tables(case: Case) -> Iterator[Finding]:
     yield from doctor.contents(case, CHECKS_OF_TABLES, permitted, may_migrate=True)
 
 
-def _identity(case: Case) -> Iterator[Finding]:
+def _identity(case: MySqlCase) -> Iterator[Finding]:
     text = f"the server is {case.session.server().incarnation.rpartition(':')[0]}: its id, its host's name and its port"
     yield ok("identity", text)
 
 
-CHECKS_OF_SERVER: Checks[Case] = (_connection, _tls, _keepalive, _connections, _time_outs, _durability, _replication)
-CHECKS: Checks[Case] = (*CHECKS_OF_SERVER, doctor.ttl, _tables)
-CHECKS_OF_TABLES: Checks[Case] = (_identity, doctor.namespace, doctor.members, doctor.guards)
+CHECKS_OF_SERVER: Checks[MySqlCase] = (
+    *(_connection, _tls, _keepalive, _connections),
+    *(_time_outs, _durability, _replication),
+)
+CHECKS: Checks[MySqlCase] = (*CHECKS_OF_SERVER, doctor.ttl, _tables)
+CHECKS_OF_TABLES: Checks[MySqlCase] = (_identity, doctor.namespace, doctor.members, doctor.guards)

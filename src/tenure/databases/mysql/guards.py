@@ -57,7 +57,9 @@ def check(session: Session, namespace: str, table: str, role: str) -> None:
             f"table {table!r} cannot be guarded: MariaDB fires no trigger for rows that the foreign key "
             f"{cascades.rows[0][0]!r} changes by a cascade: make it ON DELETE RESTRICT ON UPDATE RESTRICT"
         )
-    if any(one.table == table and (one.namespace, one.role) != (namespace, role) for one in guarded_tables(session)):
+    if any(
+        other.table == table and (other.namespace, other.role) != (namespace, role) for other in guarded_tables(session)
+    ):
         raise ConfigError(f"table {table!r} is guarded by another role: remove that guard first")
     older = [f"{name!r} ({version})" for _, name, _, _, version, *_ in members.rows if _release(version) < OLDEST]
     if older:

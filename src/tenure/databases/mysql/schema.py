@@ -28,6 +28,10 @@ class MySqlSchema(Schema):
     there_already = (1050, 1060, 1061, 1062)
     """The codes for a table, a column, an index and a row."""
     missing = (NO_SUCH_TABLE,)
+    # This locks the gap in the index, where new rows would come. READ COMMITTED would lock no gaps. The level is that
+    # of the next transaction only.
+    shut_out = ("select id from {members} where namespace = :namespace for update",)
+    before_shut_out = "set transaction isolation level repeatable read"
 
     def exists(self) -> Step:
         """Return the step that finds a row if the tables exist."""

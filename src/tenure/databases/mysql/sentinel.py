@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tenure import clock
+from tenure.base import clock
 from tenure.core import messages
 from tenure.core.messages import Sighting
 from tenure.databases.mysql.session import TRIES, MySqlSession

@@ -136,7 +136,7 @@ class MySqlSession(LaneSession):
                 return [self._query(text)[0] for text in texts]
             return self._query(*texts)
 
-    def tell(self, namespace: str, payload: str, where: Step | None = None) -> None:
+    def notify(self, namespace: str, payload: str, where: Step | None = None) -> None:
         """Wake the member that the notification names, after the commit (R24). MariaDB cannot tell it anything."""
         heir = payload.split(" ")[1].partition(">")[2]
         if heir:
@@ -177,8 +177,8 @@ class MySqlSession(LaneSession):
             yield
         except (load().err.Error, OSError) as error:
             if is_lost(self.connection, error):
-                raise Gone(said(error)) from error
-            raise Failed(said(error)) from error
+                raise Gone(error_text(error)) from error
+            raise Failed(error_text(error)) from error
         except (AttributeError, ValueError) as error:
             # The driver raises these errors on a closed connection.
             if self.connection.open:
@@ -223,7 +223,7 @@ class MySqlSession(LaneSession):
             self.connection.close()
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the driver's message, without the number of the error."""
     return str(error.args[-1]) if error.args and error.args[-1] else "the connection is closed"
 

@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tenure.base.tracebacks import without_locals
 from tenure.core import timing
 from tenure.databases import connecting
 from tenure.databases.hosts import Host, Hosts, time_limit_s
@@ -29,7 +30,6 @@ from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.settings import Password
 from tenure.store.dialects import listed, postgresql
 from tenure.store.session import Step
-from tenure.tracebacks import without_locals
 
 if TYPE_CHECKING:
     import psycopg

@@ -44,7 +44,7 @@ SOURCES = {
 
 
 @dataclass
-class Case(doctor.ServerCase):
+class PostgresCase(doctor.ServerCase):
     """What the checks examine on PostgreSQL."""
 
     session: PostgresSession
@@ -102,8 +102,8 @@ def _first_looks(settings: NodeSettings, connector: PostgresConnector, plain: Po
         yield error("connection", text, "permit more connections")
         return
     with contextlib.closing(node), connector.time_limit(node.connection, doctor.PHASE_S):
-        told = doctor.as_members(settings, node)
-        yield from run_checks(CHECKS, Case(told, node, user, round_trip_s, connector, plain, role))
+        settings = doctor.as_members(settings, node)
+        yield from run_checks(CHECKS, PostgresCase(settings, node, user, round_trip_s, connector, plain, role))
 
 
 _WHERE = """
@@ -115,7 +115,7 @@ select pg_catalog.pg_is_in_recovery(), session_user,
 # The connection ------------------------------------------------------------------------------------------------
 
 
-def _connection(case: Case) -> Iterator[Finding]:
+def _connection(case: PostgresCase) -> Iterator[Finding]:
     """Say whether the connection leads to the server directly, and which mode a node picks."""
     later = "a crash is noticed after the TTL instead of at once"
     if case.session.pooled:
@@ -130,7 +130,7 @@ def _connection(case: Case) -> Iterator[Finding]:
         yield ok("connection", "direct, and advisory locks hold: a node picks mode hybrid")
 
 
-def _tls(case: Case) -> Iterator[Finding]:
+def _tls(case: PostgresCase) -> Iterator[Finding]:
     yield doctor.tls(
         is_local=is_here(case.plain.connection.info.hostaddr),
         is_encrypted=bool(case.plain.connection.pgconn.ssl_in_use),
@@ -138,7 +138,7 @@ def _tls(case: Case) -> Iterator[Finding]:
     )
 
 
-def _keepalive(case: Case) -> Iterator[Finding]:
+def _keepalive(case: PostgresCase) -> Iterator[Finding]:
     if case.session.pooled:
         yield ok("keepalive", "the pooler connects to the server; a lost network is noticed by the lease")
         return
@@ -146,7 +146,9 @@ def _keepalive(case: Case) -> Iterator[Finding]:
         yield ok("keepalive", "not needed on a Unix socket")
         return
     settings = case.connector.keepalive(case.session)
-    refused = [f"{name} is {taken or 'unknown'} instead of {told}" for name, told, taken in settings if told != taken]
+    refused = [
+        f"{name} is {taken or 'unknown'} instead of {wanted}" for name, wanted, taken in settings if wanted != taken
+    ]
     if refused:
         text = f"the server did not accept what a node sets: {', '.join(refused)}; a lost network is noticed late"
         yield warning("keepalive", text, "use takeover='strict' if that is too late, or a server on Linux")
@@ -154,7 +156,7 @@ def _keepalive(case: Case) -> Iterator[Finding]:
         yield ok("keepalive", "the server accepted " + ", ".join(f"{name}={taken}" for name, _, taken in settings))
 
 
-def _connections(case: Case) -> Iterator[Finding]:
+def _connections(case: PostgresCase) -> Iterator[Finding]:
     if case.plain.pooled:
         yield ok("connections", "the pooler limits them")
         return
@@ -182,7 +184,7 @@ where r.rolname = session_user and d.datname = pg_catalog.current_database()
 # What server, database and role are set to ---------------------------------------------------------------------
 
 
-def _time_outs(case: Case) -> Iterator[Finding]:
+def _time_outs(case: PostgresCase) -> Iterator[Finding]:
     rows = case.plain.read(Step(_TIMEOUTS, {"names": listed(tuple(TIMEOUTS))}))[0].rows
     for name, value_ms, source in rows:
         where = SOURCES.get(source, "for the whole server")
@@ -203,7 +205,7 @@ where name in {listed} and setting <> '0' order by name
 """
 
 
-def _durability(case: Case) -> Iterator[Finding]:
+def _durability(case: PostgresCase) -> Iterator[Finding]:
     query = "select pg_catalog.current_setting('synchronous_commit'), pg_catalog.current_setting('fsync')"
     ((synchronous_commit, fsync),) = case.plain.read(Step(query, {}))[0].rows
     if fsync == "off":
@@ -219,7 +221,7 @@ def _durability(case: Case) -> Iterator[Finding]:
         yield ok("durability", f"synchronous_commit is {synchronous_commit}: no token is issued again after a crash")
 
 
-def _replication(case: Case) -> Iterator[Finding]:
+def _replication(case: PostgresCase) -> Iterator[Finding]:
     ((names, waits, replicas, synchronous, hidden),) = case.plain.read(Step(_REPLICATION, {}))[0].rows
     many = f"{replicas} replica" + ("" if replicas == 1 else "s")
     if names and waits and not synchronous and not hidden:
@@ -249,7 +251,7 @@ from pg_catalog.pg_stat_replication
 # The tables ----------------------------------------------------------------------------------------------------
 
 
-def _tables(case: Case) -> Iterator[Finding]:
+def _tables(case: PostgresCase) -> Iterator[Finding]:
     """Check the tables, this user's privileges on them and, if these are enough, what the tables contain."""
     name = case.settings.schema
     wanted = ("meta", *doctor.created("table"), *doctor.created("function"))
@@ -274,7 +276,7 @@ def _tables(case: Case) -> Iterator[Finding]:
     yield from doctor.contents(case, CHECKS_OF_TABLES, permitted, may_migrate=may_migrate)
 
 
-def _no_tables(case: Case) -> Iterator[Finding]:
+def _no_tables(case: PostgresCase) -> Iterator[Finding]:
     name = case.settings.schema
     may_use = _rights(case, "USAGE")
     ((on_database,),) = case.session.read(Step(_MAY_CREATE_SCHEMA, {}))[0].rows
@@ -290,7 +292,7 @@ def _no_tables(case: Case) -> Iterator[Finding]:
     yield error("privileges", f"this user may not create tables {where}, and there are none", grants)
 
 
-def _rights(case: Case, right: str) -> bool | None:
+def _rights(case: PostgresCase, right: str) -> bool | None:
     """Return whether the user has a right on the schema; None if there is no such schema."""
     rows = case.session.read(Step(_ON_SCHEMA, {"schema": case.settings.schema, "right": right}))[0].rows
     return bool(rows[0][0]) if rows else None
@@ -315,7 +317,7 @@ order by 1
 """
 
 
-def _identity(case: Case) -> Iterator[Finding]:
+def _identity(case: PostgresCase) -> Iterator[Finding]:
     # A server that hides its identifier is known by the time of its start, which has a dot.
     if "." in case.session.server().incarnation:
         text = (
@@ -327,7 +329,7 @@ def _identity(case: Case) -> Iterator[Finding]:
         yield ok("identity", "the server shows its system identifier and timeline: tokens grow across promotions")
 
 
-def _keys(case: Case) -> Iterator[Finding]:
+def _keys(case: PostgresCase) -> Iterator[Finding]:
     """Check that only members hold keys. Read them twice: a starting node has a key before its row names it."""
     holders = foreign_lock_holders(case.session)
     if holders:
@@ -353,6 +355,9 @@ def _foreign_key(holder: Stranger) -> Finding:
     return error("keys", text, remedy)
 
 
-CHECKS_OF_SERVER: Checks[Case] = (_connection, _tls, _keepalive, _connections, _time_outs, _durability, _replication)
-CHECKS: Checks[Case] = (*CHECKS_OF_SERVER, doctor.ttl, _tables)
-CHECKS_OF_TABLES: Checks[Case] = (_identity, doctor.namespace, _keys, doctor.members, doctor.guards)
+CHECKS_OF_SERVER: Checks[PostgresCase] = (
+    *(_connection, _tls, _keepalive, _connections),
+    *(_time_outs, _durability, _replication),
+)
+CHECKS: Checks[PostgresCase] = (*CHECKS_OF_SERVER, doctor.ttl, _tables)
+CHECKS_OF_TABLES: Checks[PostgresCase] = (_identity, doctor.namespace, _keys, doctor.members, doctor.guards)

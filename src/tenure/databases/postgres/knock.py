@@ -9,7 +9,7 @@ from __future__ import annotations
 import selectors
 from typing import TYPE_CHECKING, Any
 
-from tenure import clock
+from tenure.base import clock
 from tenure.databases.connecting import load
 from tenure.store.session import wait_readable
 

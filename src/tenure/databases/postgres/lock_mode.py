@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 
-from tenure import clock
+from tenure.base import clock
 from tenure.core import messages, timing
 from tenure.core.messages import Held, Opened, Sighting, Vacancy
 from tenure.core.servers import Confirmed, Server

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tenure import clock
+from tenure.base import clock
 from tenure.core import messages, timing
 from tenure.core.backoff import Backoff
 from tenure.databases.postgres.sentinel import REGISTERED, AdvisorySentinel, AdvisoryWatch

@@ -48,6 +48,8 @@ class PostgresSchema(Schema):
     not_permitted = ("42501",)
     # These mean that a schema, a function or a table does not exist.
     missing = ("3F000", "42883", "42P01")
+    # A row that is not there yet cannot be locked, so this locks the table. Renewals wait meanwhile.
+    shut_out = ("set local lock_timeout = '50ms'", "lock table {members} in share row exclusive mode")
 
     def __init__(self, dialect: Dialect) -> None:
         super().__init__(dialect)

@@ -28,7 +28,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tenure import clock
+from tenure.base import clock
 from tenure.core import messages, timing
 from tenure.core.messages import Sighting
 from tenure.databases.postgres.session import PostgresSession

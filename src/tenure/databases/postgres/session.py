@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tenure import clock
+from tenure.base import clock
 from tenure.core.timing import LONG_AGO
 from tenure.databases.connecting import load, shut_down_socket
 from tenure.databases.postgres.pipeline import Pipeline, Reply
@@ -56,7 +56,7 @@ class PostgresSession(LaneSession):
         self._fatal = False
         self.was_cut = False
         """Whether the node cut the connection because the server did not answer."""
-        self._untold: list[Step] = []
+        self._unsent: list[Step] = []
         self._notes: list[str] = []
         self._channels: set[str] = set()
         self._counted_from, self._counted = LONG_AGO, 0
@@ -87,7 +87,7 @@ class PostgresSession(LaneSession):
                         self._begin()
                         yield self._run
                         commit = self._pipeline.send("commit")
-                        self._tell()
+                        self._send_notifications()
                 except Exception:
                     self._roll_back()
                     raise
@@ -96,7 +96,7 @@ class PostgresSession(LaneSession):
                 raise
             log.info("a notification was not sent, so the other nodes find out at their next check: %s", error)
         finally:
-            self._untold.clear()
+            self._unsent.clear()
 
     def _begin(self) -> None:
         self.unreplicated = False
@@ -150,8 +150,8 @@ class PostgresSession(LaneSession):
         if self._fatal:
             raise Gone("the server ended the connection")
 
-    def tell(self, namespace: str, payload: str, where: Step | None = None) -> None:
-        self._untold.append(self.notification(namespace, payload, where))
+    def notify(self, namespace: str, payload: str, where: Step | None = None) -> None:
+        self._unsent.append(self.notification(namespace, payload, where))
 
     def notification(self, namespace: str, payload: str, where: Step | None) -> Step:
         """Return the step that sends a notification, if ``where`` finds a row."""
@@ -162,13 +162,13 @@ class PostgresSession(LaneSession):
 
     def follow(self, *steps: Step) -> None:
         """Run steps right after the next transaction, if it commits, and before the notifications that follow."""
-        self._untold.extend(steps)
+        self._unsent.extend(steps)
 
-    def _tell(self) -> None:
+    def _send_notifications(self) -> None:
         """Send the notifications, in a transaction that the server skips if the one before it failed."""
-        if self._untold:
+        if self._unsent:
             self._pipeline.send("begin")
-            self._run(*self._untold)
+            self._run(*self._unsent)
             self._pipeline.send("commit")
 
     def listen(self, namespace: str, kind: str) -> None:

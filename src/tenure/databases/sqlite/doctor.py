@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from tenure.base.durations import duration
 from tenure.databases import doctor
 from tenure.databases.doctor import Checks, Finding, error, ok, one_line, run_checks, warning
 from tenure.databases.sqlite.connect import SqliteConnector
 from tenure.databases.sqlite.filesystem import DatabaseFile, file_id, may_write, network_file_system
 from tenure.databases.sqlite.sentinel import REMEDY, UNSUPPORTED, FileSentinel, is_supported
 from tenure.databases.sqlite.session import SqliteSession
-from tenure.durations import duration
 from tenure.settings import NodeSettings
 from tenure.store.session import Failed, Step
 
@@ -27,7 +27,7 @@ PERMIT = "give this user the permission, or use another file"
 
 
 @dataclass
-class Case(doctor.Case):
+class SqliteCase(doctor.Case):
     """What the checks examine on SQLite."""
 
     session: SqliteSession
@@ -62,7 +62,7 @@ def examine(settings: NodeSettings) -> Iterator[Finding]:
         return
     file = DatabaseFile(path, file_id(path, companions=False), companions=False)
     with contextlib.closing(SqliteSession(connection, file)) as session:
-        yield from run_checks(CHECKS, Case(doctor.as_members(settings, session), session, path))
+        yield from run_checks(CHECKS, SqliteCase(doctor.as_members(settings, session), session, path))
 
 
 def _places(path: Path, sentinels: Path) -> Iterator[Finding]:
@@ -91,7 +91,7 @@ def _places(path: Path, sentinels: Path) -> Iterator[Finding]:
         yield error("sentinels", f"this user may not write to {str(sentinels)!r}", PERMIT)
 
 
-def _locks(case: Case) -> Iterator[Finding]:
+def _locks(case: SqliteCase) -> Iterator[Finding]:
     """Check that file locks work: take one in a new directory beside the file, and try to take it again."""
     elsewhere = "give a file on a local disk"
     key = random.getrandbits(31)
@@ -110,7 +110,7 @@ def _locks(case: Case) -> Iterator[Finding]:
         yield error("locks", f"file locks do not hold in {str(case.path.parent)!r}", elsewhere)
 
 
-def _tables(case: Case) -> Iterator[Finding]:
+def _tables(case: SqliteCase) -> Iterator[Finding]:
     """Check the journal mode of the file, the tables, and what the tables contain."""
     try:
         (((mode,),), ((names,),)) = (
@@ -142,7 +142,7 @@ _NAMES = Step(
 )
 
 
-def _write(case: Case) -> Iterator[Finding]:
+def _write(case: SqliteCase) -> Iterator[Finding]:
     """Measure how long writing takes: write a row to the disk, and delete it."""
     steps = [
         Step(text, {})
@@ -159,5 +159,5 @@ def _write(case: Case) -> Iterator[Finding]:
     yield doctor.pace(case.settings, write_s)
 
 
-CHECKS: Checks[Case] = (_locks, _tables)
-CHECKS_OF_TABLES: Checks[Case] = (_write, doctor.namespace, doctor.members)
+CHECKS: Checks[SqliteCase] = (_locks, _tables)
+CHECKS_OF_TABLES: Checks[SqliteCase] = (_write, doctor.namespace, doctor.members)

@@ -23,13 +23,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tenure import clock
+from tenure.base import clock
+from tenure.base.durations import duration
 from tenure.core import messages, timing
 from tenure.databases.sqlite.connect import SqliteConnector
 from tenure.databases.sqlite.filesystem import DatabaseFile
 from tenure.databases.sqlite.sentinel import LockedFiles, is_free
 from tenure.databases.sqlite.session import SqliteSession
-from tenure.durations import duration
 from tenure.store.control import ControlStore
 from tenure.store.session import Failed, Gone
 

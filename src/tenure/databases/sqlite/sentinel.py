@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-from tenure import fork
+from tenure.base import fork
 from tenure.databases.sqlite.session import SqliteSession, opening
 
 try:

@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 
-from tenure import fork
+from tenure.base import fork
 from tenure.core.servers import Server
 from tenure.databases.sqlite.filesystem import DatabaseFile
 from tenure.databases.sqlite.schema import SqliteSchema

@@ -19,6 +19,7 @@ from typing import Any
 import anyio
 
 from tenure import LeadershipLost, NotLeader, Term
+from tenure.events import EndReason
 from tenure.integrations import extra, job_name
 from tenure.integrations.apscheduler.due_times import utc
 from tenure.integrations.apscheduler.run import perform, perform_async
@@ -124,7 +125,7 @@ class ClaimingExecutor:
             term, self.term = self.term, None
             for pending in self._pending.values():
                 pending.dues.clear()
-            if term is not None and term.lost_reason not in (None, "resigned"):
+            if term is not None and term.lost_reason not in (None, EndReason.RESIGNED):
                 for scope, loop in self._scopes.items():
                     loop.call_soon_threadsafe(scope.cancel)
             self._changed.wait_for(lambda: not self._at_work)

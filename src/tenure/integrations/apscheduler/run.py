@@ -76,7 +76,7 @@ def perform(run: Run, job: Any, *, repeats: bool) -> Any:
 
 async def perform_async(run: Run, job: Any, *, repeats: bool) -> Any:
     """Do the same as ``perform``, for a job that is a coroutine function."""
-    await bridge.run(functools.partial(claim, run, repeats=repeats))
+    await bridge.run_in_thread(functools.partial(claim, run, repeats=repeats))
     result: Any = None
     error: Exception | None = None
     for tries_left in reversed(range(ATTEMPTS)):
@@ -86,7 +86,7 @@ async def perform_async(run: Run, job: Any, *, repeats: bool) -> Any:
                 result = await job.func(*job.args, **job.kwargs)
         except Exception as caught:  # noqa: BLE001 - it is raised below
             error = caught
-        if await bridge.run(functools.partial(_is_over, run, error, tries_left)):
+        if await bridge.run_in_thread(functools.partial(_is_over, run, error, tries_left)):
             break
     if error is not None:
         raise error

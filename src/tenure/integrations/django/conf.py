@@ -15,9 +15,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.connection import ConnectionDoesNotExist
 
+from tenure.base.tracebacks import without_locals
 from tenure.databases import handover
 from tenure.errors import ConfigError
-from tenure.tracebacks import without_locals
 
 KEYS = (
     *("DATABASE", "URL", "PASSWORD", "DIRECT_URL", "NAME", "NAMESPACE", "TTL", "RENEW_EVERY", "TAKEOVER", "MODE"),
@@ -28,20 +28,20 @@ KEYS = (
 @without_locals
 def node_arguments() -> dict[str, Any]:
     """Return the arguments for a ``tenure.Node``, by the settings; raise ConfigError for settings that cannot work."""
-    told = getattr(settings, "TENURE", {})
-    if not isinstance(told, Mapping):
-        raise ConfigError(f"TENURE must be a dict, not a {type(told).__name__}")
-    for key in told:
+    given = getattr(settings, "TENURE", {})
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"TENURE must be a dict, not a {type(given).__name__}")
+    for key in given:
         if key not in KEYS:
             raise ConfigError(f"TENURE has the unknown key {key!r}: use only {', '.join(KEYS)}")
-    arguments = {key.lower(): value for key, value in told.items() if key != "DATABASE"}
-    if "URL" in told:
-        if "DATABASE" in told:
+    arguments = {key.lower(): value for key, value in given.items() if key != "DATABASE"}
+    if "URL" in given:
+        if "DATABASE" in given:
             raise ConfigError("TENURE has both DATABASE and URL: leave one of them out")
         return arguments
-    if "PASSWORD" in told:
+    if "PASSWORD" in given:
         raise ConfigError("TENURE has PASSWORD without URL: leave it out, since DATABASES has the password")
-    return arguments | _target_of(told.get("DATABASE", DEFAULT_DB_ALIAS))
+    return arguments | _target_of(given.get("DATABASE", DEFAULT_DB_ALIAS))
 
 
 _VENDORS = {"postgresql": handover.postgres_url, "mysql": handover.mysql_url, "sqlite": handover.sqlite_url}

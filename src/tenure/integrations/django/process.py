@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 from django.db import connections
 
-from tenure import ConfigError, Node, NodeClosed, fork
+from tenure import ConfigError, Node, NodeClosed
+from tenure.base import fork
 from tenure.integrations.django.conf import node_arguments
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from tenure import Registry, TenureError
+from tenure.base.tracebacks import without_locals
 from tenure.cli.inspect import print_status
 from tenure.integrations.django.conf import node_arguments
-from tenure.tracebacks import without_locals
 
 
 class Command(BaseCommand):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Reasons of an end are an enum inside and plain strings outside, on every version of Python."""
+"""Reasons of an end, and states of services, are enums inside and plain strings outside, on every version of Python."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import sqlite3
 import pytest
 
 from tenure.events import Deposed, EndReason
+from tenure.services.service import ServiceInfo, ServiceState
 
 
-@pytest.mark.parametrize("reason", EndReason)
-def test_reason_is_shown_as_the_string_that_it_is(reason):
-    text = reason.value
+@pytest.mark.parametrize("word", [*EndReason, *ServiceState])
+def test_word_is_shown_as_the_string_that_it_is(word):
+    text = word.value
     assert type(text) is str
-    assert (str(reason), repr(reason), f"{reason}", f"{reason:>30}", "%s" % reason) == (  # noqa: UP031
+    assert (str(word), repr(word), f"{word}", f"{word:>30}", "%s" % word) == (  # noqa: UP031
         text,
         repr(text),
         text,
         f"{text:>30}",
         text,
     )
-    assert json.dumps({reason: reason}) == json.dumps({text: text})
+    assert json.dumps({word: word}) == json.dumps({text: text})
 
 
 @pytest.mark.parametrize("reason", EndReason)
@@ -36,9 +37,15 @@ def test_reason_is_equal_to_its_string(reason):
     assert repr(Deposed("r", 1, reason)) == f"Deposed(role='r', token=1, reason={reason.value!r})"
 
 
-@pytest.mark.parametrize("reason", EndReason)
-def test_reason_survives_copies(reason):
-    assert pickle.loads(pickle.dumps(reason)) is copy.deepcopy(reason) is reason
+def test_state_is_equal_to_its_string():
+    infos = [ServiceInfo("s", "r", state, 0, None) for state in (ServiceState.STUCK, "stuck")]
+    assert infos[0] == infos[1]
+    assert repr(infos[0]) == repr(infos[1])
+
+
+@pytest.mark.parametrize("word", [*EndReason, *ServiceState])
+def test_word_survives_copies(word):
+    assert pickle.loads(pickle.dumps(word)) is copy.deepcopy(word) is word
 
 
 def test_reason_is_a_parameter_like_its_string_for_every_driver():

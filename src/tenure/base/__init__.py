@@ -1,0 +1,1 @@
+"""What every package but ``core`` may use. These modules know nothing of elections, and import nothing of Tenure."""
