@@ -131,6 +131,8 @@ class OwnTransaction(abc.ABC):
 class PostgresTransaction(OwnTransaction):
     """The fenced transaction on PostgreSQL, with psycopg."""
 
+    _committing = False
+
     def _fence(self) -> None:
         # The pipeline sends this query in one message with BEGIN.
         with self.connection.pipeline():
@@ -174,6 +176,7 @@ class PostgresTransaction(OwnTransaction):
             raise self._lost()
         if self._status() != psycopg.pq.TransactionStatus.INTRANS:
             raise self._ended() from self._undone_by
+        self._committing = True
         try:
             self._cursor().execute(self._if_fenced() + "; commit")
         except psycopg.Error as error:
@@ -184,7 +187,14 @@ class PostgresTransaction(OwnTransaction):
             raise
 
     def cut(self) -> None:
-        """Cancel the statement on the server, which would otherwise finish it and keep the role's row locked."""
+        """Cancel the statement on the server, which would otherwise finish it and keep the role's row locked.
+
+        A commit that waits for a replica is not cancelled: the server would report it as successful, although it is on
+        no replica. Its connection is cut instead, and its outcome is unknown.
+        """
+        if self._committing:
+            shut_down_socket(self.connection)
+            return
         try:
             self.connection.cancel_safe(timeout=1)
         except Exception:  # noqa: BLE001 - the server cannot be reached, or does not react

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -379,3 +380,26 @@ def test_wait_lost_compares_with_the_clock_as_every_read_does(sqlite_url):
             assert term.lost_reason is None
             assert term.wait_lost(0.01)
             connection.rollback()
+
+
+def test_filter_of_the_applications_logs_that_raises_keeps_no_event_from_the_application(sqlite_url, caplog):
+    """Both terms end in one step. Nothing may be lost of the second, and the threads of the node go on."""
+
+    def fails(record):
+        raise RuntimeError(f"a filter that fails: {record.msg}")
+
+    lost = []
+    with Nodes(sqlite_url) as nodes, caplog.at_level(logging.INFO, "tenure.node"):
+        node = nodes("a")
+        terms = [node.election(role).wait(20) for role in ("r", "s")]
+        for term in terms:
+            term.on_lost(lambda term: lost.append((term.role, term.lost_reason)))
+        logger = logging.getLogger("tenure.node")
+        logger.addFilter(fails)
+        try:
+            node.close()
+        finally:
+            logger.removeFilter(fails)
+        until(lambda: sorted(lost) == [("r", "left"), ("s", "left")], "both ends")
+        assert [term.lost_reason for term in terms] == ["left", "left"]
+        assert nodes("b").election("r").wait(20).token == 2

@@ -16,6 +16,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 from pathlib import Path
 
 import anyio
@@ -1057,3 +1058,28 @@ def test_run_without_services_is_warned_of(sqlite_url, facade):
         finally:
             process.kill()
     assert said == "n: run() has no services to run: add them before it, with leader_only() or everywhere()\n"
+
+
+def test_service_stops_even_if_the_system_cannot_start_one_more_thread(host, monkeypatch):
+    """The thread that watches over the end of services is started when a term ends."""
+    node = host()
+    stopped = threading.Event()
+
+    async def service(term):
+        try:
+            await anyio.sleep_forever()
+        finally:
+            stopped.set()
+
+    class Refused(threading.Thread):
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    node.leader_only("r", service)
+    node.start()
+    until(lambda: node.states() == {"service": "running"}, "the service")
+    monkeypatch.setattr(
+        "tenure.services.leader.threading", types.SimpleNamespace(Thread=Refused, Event=threading.Event)
+    )
+    node.resign("r")
+    assert stopped.wait(20)

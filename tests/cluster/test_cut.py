@@ -28,19 +28,27 @@ CUT = "select pg_terminate_backend(pid) from pg_stat_activity where application_
 
 
 @contextlib.contextmanager
-def relayed(server: PostgresServer) -> Iterator[str]:
-    """A URL to the server that passes everything on except the end of a connection. Good for one connection."""
+def relayed(server: PostgresServer, held: threading.Event | None = None) -> Iterator[str]:
+    """A URL to the server that passes everything on except the end of a connection. Good for one connection.
 
-    def pass_on(source: socket.socket, target: socket.socket) -> None:
+    While `held` is set, the server's bytes are collected, and then passed on in one piece.
+    """
+
+    def pass_on(source: socket.socket, target: socket.socket, held: threading.Event | None) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                while held is not None and held.is_set():
+                    source.settimeout(0.05)
+                    with contextlib.suppress(TimeoutError):
+                        data += source.recv(65536)
+                source.settimeout(None)
                 target.sendall(data)
 
     def serve() -> None:
         client = open_sockets.enter_context(listener.accept()[0])
         upstream = open_sockets.enter_context(socket.create_connection((server.listen, server.port)))
-        for source, target in ((client, upstream), (upstream, client)):
-            threading.Thread(target=pass_on, args=(source, target), daemon=True).start()
+        for source, target, held_back in ((client, upstream, None), (upstream, client, held)):
+            threading.Thread(target=pass_on, args=(source, target, held_back), daemon=True).start()
 
     with contextlib.ExitStack() as open_sockets:
         listener = open_sockets.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -67,6 +75,30 @@ def test_the_servers_good_bye_is_heard_before_the_connection_ends(postgres_serve
         with pytest.raises(Gone):
             calls[call]()
         end.join()
+        session.close()
+
+
+def test_the_servers_good_bye_is_heard_that_arrives_together_with_an_answer(postgres_server):
+    """Nothing arrives after it: the connection's end never comes."""
+    waker, wakee = socket.socketpair()
+    held = threading.Event()
+    with relayed(postgres_server, held) as url, waker, wakee:
+        session = PostgresConnector(url, "tenure", TTL_S, "test").open("control", TTL_S)
+        held.set()
+        terminate = f"select pg_terminate_backend({session.pid}, 5000)"
+        ends = [threading.Timer(0.2, postgres_server.execute, [terminate]), threading.Timer(1.0, held.clear)]
+        for end in ends:
+            end.start()
+        session.read(Step("select 1", {}))
+        asked_again = threading.Event()
+        late = threading.Timer(5, lambda: (asked_again.set(), waker.send(b"!")))
+        late.start()
+        with pytest.raises(Gone):
+            session.idle(wakee, None)
+        late.cancel()
+        assert not asked_again.is_set()
+        for end in ends:
+            end.join()
         session.close()
 
 

@@ -336,6 +336,7 @@ def test_a_connection_has_its_own_settings_whatever_the_database_says(postgres_u
         "idle_session_timeout": "1h",
         "default_transaction_isolation": "serializable",
         "tcp_user_timeout": "1",
+        "datestyle": "German, DMY",
     }
     for setting, value in others.items():
         execute(postgres_url, f"alter database {name} set {setting} = '{value}'")
@@ -349,7 +350,18 @@ def test_a_connection_has_its_own_settings_whatever_the_database_says(postgres_u
         "idle_session_timeout": "0",
         "default_transaction_isolation": "read committed",
         "tcp_user_timeout": "11000",
+        "datestyle": "ISO, DMY",
     }
+
+
+def test_commits_stay_on_disk_if_the_server_is_told_later_not_to_wait_for_it(postgres_server, postgres_url):
+    """As for a bulk load. A crash would take the tokens back that were issued meanwhile."""
+    with (
+        contextlib.closing(backend_for(node_settings(postgres_url, ttl=10)).open_session()) as session,
+        postgres_server.configured(synchronous_commit="off"),
+    ):
+        until(lambda: execute(postgres_url, "show synchronous_commit") == [("off",)], "the setting")
+        assert session.connection.execute("show synchronous_commit").fetchone() == ("on",)
 
 
 def test_takeover_reads_no_whole_table_even_if_its_plan_was_made_while_the_tables_were_small(every_postgres_url):

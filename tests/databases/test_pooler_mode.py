@@ -52,6 +52,15 @@ def members(cluster):
     return dict(cluster.execute("select name, sentinel_key from tenure.members where ended_at is null"))
 
 
+def test_commits_through_a_pooler_are_on_disk(postgres_server, postgres_url, pooler):
+    database = postgres_url.rpartition("/")[2]
+    postgres_server.execute(f"alter database {database} set synchronous_commit = off")
+    connector = PostgresConnector(pooler.through(postgres_url), "tenure", TTL_S, "test")
+    with contextlib.closing(connector.open("control", TTL_S)) as session:
+        assert session.pooled
+        assert session.read(Step("select pg_catalog.current_setting('synchronous_commit')", {}))[0].rows == [("local",)]
+
+
 def test_one_leader_through_kill_and_pause(pooler, postgres_url, tmp_path):
     with Cluster(pooler.through(postgres_url), tmp_path, ttl=TTL_S) as cluster:
         cluster.make_ledger()

@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy
 
 import tenure
-from tenure import manual
+from tenure import StoreUnavailable, manual
 from tenure.core.protocol import NodeProtocol
 from tenure.databases.postgres import session as postgres_session
 from tenure.databases.postgres.backend import PostgresBackend
@@ -23,6 +23,7 @@ from tenure.databases.postgres.sentinel import CLASS_ID
 from tenure.databases.postgres.session import PostgresSession
 from tenure.store.control import ControlStore
 from tenure.store.dialects import postgresql
+from tenure.store.session import Step
 from tests.conftest import INSTALLATIONS, fresh_database, missing
 from tests.store.test_migrations import at_once
 from tests.support.servers import PostgresServer
@@ -218,6 +219,29 @@ def test_node_whose_connection_hung_does_not_listen_on_the_next_one(postgres_url
         finally:
             os.kill(hung, signal.SIGCONT)
     assert "the previous connection did not answer" in caplog.text
+
+
+def test_question_of_the_application_that_hangs_does_not_keep_the_node_from_connecting_again(postgres_url):
+    """The node asks it on the connection with which it renews."""
+    hung = []
+
+    def ask(store):
+        hung.append(store.session.pid)
+        os.kill(store.session.pid, signal.SIGSTOP)
+        return store.session.read(Step("select 1", {}))[0].rows.count(0)
+
+    who = "select control_pid from tenure.members where ended_at is null"
+    with Nodes(postgres_url, ttl=2) as nodes:
+        election = nodes("one").election("r")
+        election.wait(20)
+        asking = threading.Thread(target=pytest.raises, args=(StoreUnavailable, election._engine.query, ask))
+        asking.start()
+        until(lambda: hung, "a connection that hangs")
+        try:
+            until(lambda: [row for row in execute(postgres_url, who) if row != (hung[0],)], "another connection")
+        finally:
+            os.kill(hung[0], signal.SIGCONT)
+            asking.join()
 
 
 def test_node_that_hangs_while_it_stops_listening_connects_again(postgres_url, stranger_url, monkeypatch):

@@ -559,3 +559,15 @@ def test_call_to_a_frozen_server_ends_with_the_bound_after_its_term(postgres_url
 
         with pytest.raises((psycopg.OperationalError, tenure.StoreUnavailable)):
             block()
+
+
+def test_commit_that_waits_for_a_replica_is_not_reported_as_done_when_its_term_is_over(postgres_server, postgres_url):
+    """PostgreSQL reports a commit whose wait is cancelled as successful, although it is on no replica."""
+    with tenure.Node(postgres_url, ttl=1) as node, contextlib.ExitStack() as stack:
+        term = node.election("r").wait(20)
+        with (
+            pytest.raises(StoreUnavailable, match="it is unknown whether this fenced transaction was committed"),
+            term.transaction(bound=0.5) as transaction,
+        ):
+            transaction.execute("create table work (n integer)")
+            stack.enter_context(postgres_server.configured(synchronous_standby_names="a_replica_that_is_gone"))

@@ -406,6 +406,22 @@ def test_an_election_and_the_callers_writes_commit_together(engine):
         assert connection.scalar(sa.text("select count(*) from invoices")) == 2
 
 
+def test_token_that_the_callers_transaction_issues_is_on_disk(postgres_url):
+    """Whatever the caller's database says: a crash would take the token back."""
+    manual.use(postgres_url)
+    engine = engine_for(postgres_url)
+    manual.leader()
+    database = postgres_url.rpartition("/")[2]
+    with engine.begin() as connection:
+        connection.execute(sa.text(f"alter database {database} set synchronous_commit = off"))
+    engine.dispose()
+    with engine.begin() as connection:
+        assert connection.scalar(sa.text("show synchronous_commit")) == "off"
+        assert manual.elect("me", session=connection).mine
+        assert connection.scalar(sa.text("show synchronous_commit")) == "local"
+    engine.dispose()
+
+
 def test_an_election_is_rolled_back_with_the_callers_transaction(engine, place):
     with engine.connect() as connection:
         assert manual.elect("me", session=connection).mine

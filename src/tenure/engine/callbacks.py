@@ -28,8 +28,10 @@ class CallbackThread:
                 # This call comes after close(), so the new thread ends right after it.
                 self._queue.put(None)
             if self._closed or self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name=f"tenure-callbacks-{self._name}", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._loop, name=f"tenure-callbacks-{self._name}", daemon=True)
+                # If the system cannot start it now, the next call tries again, and the queue has this action.
+                thread.start()
+                self._thread = thread
 
     def close(self, timeout: float) -> None:
         """Call what is queued, and end the thread."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tenure.base import clock
@@ -54,7 +55,8 @@ class Holding:
     @property
     def valid(self) -> bool:
         """Whether the term may be acted on at this moment. A term that was given up may still have a trusted lease."""
-        return clock.now() < self.lease.deadline and self.reason is None
+        # The deadline is read first: this thread may be stopped between the two reads for longer than the lease lasts.
+        return self.lease.deadline > clock.now() and self.reason is None
 
     @property
     def in_doubt(self) -> bool:
@@ -146,9 +148,10 @@ class Candidacy:
 
     def pass_on(self, event: Event | None) -> None:
         """Pass the event to every listener; at the end of a term, call its ``on_end`` functions first."""
+        call = self.engine.call_safely
         if isinstance(event, Deposed) and self.latest is not None:
             callbacks, self.latest.on_end = self.latest.on_end, []
             for callback in callbacks:
-                callback()
+                call(callback)
         for listener in list(self.listeners):
-            listener(event)
+            call(partial(listener, event))

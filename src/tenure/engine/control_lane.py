@@ -125,7 +125,9 @@ class ControlLane(Lane):
             return False
         question, answer = self.queries.popleft()
         try:
-            answer.set_result(question(store))
+            with self.timed():
+                found = question(store)
+            answer.set_result(found)
         except (Gone, Failed) as error:
             answer.set_exception(StoreUnavailable(str(error)))
             if isinstance(error, Gone):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from tenure.base import clock, fork
@@ -357,10 +358,10 @@ class Engine:
             # Without tokens, the number of a term means nothing to another node.
             news = [replace(event, token=0) for event in news]
         for event in news:
-            self.recorder.happened(event, clock.now(), trusted_before)
             candidacy = self.candidacy(event.role)
             candidacy.happened(event)
-            self._listener(event)
+            self.call_safely(partial(self.recorder.happened, event, clock.now(), trusted_before))
+            self.call_safely(partial(self._listener, event))
             candidacy.pass_on(event)
         self.changed.notify_all()
         # Not for a later deadline, such as every renewal sets: the keeper wakes at the old one, and waits again. A call
@@ -372,7 +373,19 @@ class Engine:
     def _wake_waiters(self) -> None:
         for waiter in [waiter for waiter in self._waiters if waiter[0]()]:
             self._waiters.remove(waiter)
-            waiter[1]()
+            self.call_safely(waiter[1])
+
+    def call_safely(self, action: Callable[[], object]) -> None:
+        """Call an action that hears of an event; log its error, which must not keep the event from the others.
+
+        Nor may it end the engine's thread. Python raises an error if the system cannot start one more thread, and
+        handlers and filters of the application's logs may raise any error.
+        """
+        try:
+            action()
+        except Exception:
+            with contextlib.suppress(Exception):
+                self.log.exception("node %s: an event could not be passed on", self.settings.name)
 
     def announce_expiry(self) -> None:
         """Announce the end of trust if its deadline has passed and the keeper has not done so yet."""

@@ -17,6 +17,7 @@ from tenure.fence.adapter import kind_of
 from tenure.fence.drivers import sqlalchemy as driver
 from tenure.fence.verdicts import SESSION_AUTOCOMMIT, sqlstate
 from tenure.store import manual_statements
+from tenure.store.dialects import durably
 from tenure.store.migrations import no_tables
 from tenure.store.session import Result, Run, Session, Step
 
@@ -69,8 +70,13 @@ class BorrowedSession(Session):
         """Do nothing: the connection is the application's."""
 
 
-_WRITES = {"postgresql": "select pg_catalog.pg_current_xact_id()", "sqlite": manual_statements.LOCK_DATABASE}
-"""Statements that give a transaction an id, or the write lock, and change nothing. MariaDB needs no such write."""
+_WRITES = {
+    "postgresql": f"select pg_catalog.pg_current_xact_id(), {durably('true')}",
+    "sqlite": manual_statements.LOCK_DATABASE,
+}
+"""Statements that give a transaction an id, or the write lock, and change nothing. MariaDB needs no such write.
+
+On PostgreSQL the transaction also has to be on disk when it is committed: it may issue a token."""
 _AS_IT_WAS = ("REPEATABLE READ", "SERIALIZABLE")
 """Isolation levels at which a transaction sees the rows as they were at its beginning. At these, PostgreSQL refuses a
 write to a row that has changed since; MariaDB does not."""

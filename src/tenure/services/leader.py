@@ -84,15 +84,17 @@ class LeaderServices(ServiceGroup):
 
     def _happened(self, event: Event | None) -> None:
         """Receive an event of the role, under the engine's lock."""
+        busy: list[tuple[ServiceRunner, Call]] = []
         if isinstance(event, LeaderChanged):
             self._leader = event.name if event.member_id != self._engine.member_id else None
         elif isinstance(event, Deposed) and self._candidacy.latest is not None:
             lease, lost_at = self._candidacy.latest.lease, self._lost_at(event.reason)
             self._deadline = Deadline(lease, lost_at, stop_within=self.stop_within, drain_within=self.drain_within)
             busy = [(runner, runner.run) for runner in self.runners if runner.run is not None and not runner.run.over]
-            if busy:
-                threading.Thread(target=self._watchdog, args=(busy, self._deadline), daemon=True).start()
+        # First of all: the services must stop even if the system cannot start one more thread.
         self.wake()
+        if busy:
+            threading.Thread(target=self._watchdog, args=(busy, self._deadline), daemon=True).start()
 
     def _lost_at(self, reason: str) -> float | None:
         """Return when the term was lost: long ago if this process was paused, None if the term was given up."""

@@ -211,6 +211,17 @@ def for_name(name: str, schema: str) -> Dialect:
 # Literals ------------------------------------------------------------------------------------------------------------
 
 
+def durably(local: str) -> str:
+    """Return a call that turns ``synchronous_commit`` on if it is off, and otherwise keeps it as it is.
+
+    Without it, a crash of PostgreSQL could take a token back. It is for the transaction if ``local`` is ``"true"``, and
+    for the session if it is ``"false"``; then it holds even if the server's setting changes later.
+    """
+    present = "pg_catalog.current_setting('synchronous_commit')"
+    kept = f"case when {present} operator(pg_catalog.=) 'off' then 'local' else {present} end"
+    return f"pg_catalog.set_config('synchronous_commit', {kept}, {local})"
+
+
 def literal(database: str, text: str) -> str:
     """Return a text as a literal that means the same whatever the settings of the server and the connection are."""
     if database == "postgresql":

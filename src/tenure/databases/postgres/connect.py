@@ -28,7 +28,7 @@ from tenure.databases.postgres.knock import Knock
 from tenure.databases.postgres.session import PooledSession, PostgresSession, ServerProcess
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.settings import Password
-from tenure.store.dialects import listed, postgresql
+from tenure.store.dialects import durably, listed, postgresql
 from tenure.store.session import Step
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ select pg_catalog.pg_backend_pid(),
        (select cast(extract(epoch from backend_start) as text) from pg_catalog.pg_stat_activity
         where pid = pg_catalog.pg_backend_pid()),
        cast(extract(epoch from pg_catalog.pg_postmaster_start_time()) as text),
-       pg_catalog.pg_is_in_recovery(),
-       pg_catalog.current_setting('synchronous_commit')
+       pg_catalog.pg_is_in_recovery()
 """
 _SET = (
     _WHO.rstrip()
@@ -59,8 +58,10 @@ _SET = (
        (select pg_catalog.count(pg_catalog.set_config(wanted.key, wanted.value, false))
         from pg_catalog.json_each_text(%(settings)s) as wanted
         where pg_catalog.pg_backend_pid() = %(pid)s and not pg_catalog.pg_is_in_recovery()),
-       case when pg_catalog.pg_backend_pid() = %(pid)s and pg_catalog.current_setting('synchronous_commit') = 'off'
-            then pg_catalog.set_config('synchronous_commit', 'local', false) end,
+       case when pg_catalog.pg_backend_pid() = %(pid)s and not pg_catalog.pg_is_in_recovery()
+            then """
+    + durably("false")
+    + """ end,
        pg_catalog.current_setting('tcp_user_timeout')
 """
 )
@@ -213,8 +214,6 @@ class PostgresConnector(connecting.Connector):
         if connection.info.backend_pid != backend.pid:
             connection.prepare_threshold = None
             self._check_pool_mode(connection)
-            if backend.synchronous_commit == "off":
-                settings["synchronous_commit"] = "local"
             return PooledSession(connection, self.dialect, backend, settings)
         # The same few statements repeat, so each is prepared when it first runs.
         connection.prepare_threshold = 0
@@ -280,7 +279,8 @@ class PostgresConnector(connecting.Connector):
     def _settings(self, statement_timeout_s: float, version: int) -> dict[str, str]:
         """Return the settings that every transaction relies on, whatever the server and the role have set.
 
-        Besides, ``synchronous_commit`` is not off: a token must not be issued again after a crash.
+        Besides, ``synchronous_commit`` is not off, even if somebody turns it off later for the whole server: a token
+        must not be issued again after a crash.
         """
         settings = {
             "search_path": "pg_catalog",
@@ -295,6 +295,8 @@ class PostgresConnector(connecting.Connector):
             # A plan that was made while the tables were small is kept until the server analyses them again.
             "enable_seqscan": "off",
             "jit": "off",
+            # psycopg reads no other form of a time.
+            "datestyle": "ISO",
         }
         if version >= 170000:
             # A time limit would end the connection in the middle of a wait.

@@ -15,7 +15,7 @@ from tenure.core.timing import LONG_AGO
 from tenure.databases.connecting import load, shut_down_socket
 from tenure.databases.postgres.pipeline import Pipeline, Reply
 from tenure.databases.postgres.schema import PostgresSchema
-from tenure.store.dialects import Dialect
+from tenure.store.dialects import Dialect, durably
 from tenure.store.session import Failed, Gone, LaneSession, Result, Run, Step, wait_readable
 from tenure.store.tables import ANOTHER_SERVER
 
@@ -39,7 +39,6 @@ class ServerProcess(NamedTuple):
     started: str
     server_start: str
     in_recovery: bool
-    synchronous_commit: str
 
 
 class PostgresSession(LaneSession):
@@ -222,6 +221,8 @@ class PostgresSession(LaneSession):
         so this node knows before other nodes can act on it.
         """
         with self._translated():
+            # Its message may have arrived together with the last answer.
+            self._pipeline.hear()
             if not self._notes:
                 wait_readable([self.connection.fileno(), waker], seconds)
             self.connection.pgconn.consume_input()
@@ -274,7 +275,7 @@ class PooledSession(PostgresSession):
         """Use an open connection in autocommit mode; ``settings`` hold in every transaction."""
         super().__init__(connection, dialect, backend._replace(pid=0, started=""))
         made = ", ".join(f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in settings.items())
-        self._settings = f"select {made}"
+        self._settings = f"select {made}, {durably('true')}"
 
     def _begin(self) -> None:
         self.unreplicated = False
