@@ -361,7 +361,7 @@ def test_resignation_that_fails_wakes_nobody_later(mariadb_server, mariadb_url):
     with Desk(mariadb_url) as leader, Desk(mariadb_url) as candidate, waiting(candidate, leader):
         before = kills(mariadb_server)
         for attempt in (leader.session.run, in_one_transaction(leader.session)):
-            leader.session.tell(leader.settings.namespace, f"vacant {leader.id}>{candidate.id} r")
+            leader.session.notify(leader.settings.namespace, f"vacant {leader.id}>{candidate.id} r")
             with pytest.raises(Failed):
                 attempt(Step("select 1 from no_such_table", {}))
         leader.session.run(Step("select 1", {}))

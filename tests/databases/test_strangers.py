@@ -324,12 +324,12 @@ def test_no_payload_harms_a_node(postgres_server, encoding):
 
 def test_notification_that_fails_is_not_reported_as_a_failure_of_the_transaction(postgres_url, monkeypatch, caplog):
     """Whatever keeps the server from telling the others: what was committed was committed."""
-    tell = PostgresSession.tell
+    notify = PostgresSession.notify
 
     def broken(session, namespace, payload, where=None):
-        tell(session, namespace, payload + "x" * 8000, where)
+        notify(session, namespace, payload + "x" * 8000, where)
 
-    monkeypatch.setattr(PostgresSession, "tell", broken)
+    monkeypatch.setattr(PostgresSession, "notify", broken)
     with Nodes(postgres_url, ttl=LONG_TTL) as nodes, caplog.at_level(logging.INFO, "tenure"):
         leads, stands = nodes.pair("r")
         leads.resign()
