@@ -104,7 +104,7 @@ torture: system-packages $(READY) ## break a real cluster for MINUTES and check 
 	$(BIN)/python -m tests.verification.torture --minutes $(MINUTES) --database $(DATABASE) --takeover $(TAKEOVER) \
 		$(if $(SEED),--seed $(SEED)) $(ARGS)
 
-failovers: system-packages $(READY) ## have a Patroni cluster fail over COUNT times, and measure how long nobody leads
+failovers: system-packages $(READY) ## have a Patroni cluster fail over COUNT times, and measure the time without a leader
 	$(BIN)/python -m tests.verification.failovers --count $(COUNT) --fault $(FAULT) $(ARGS)
 
 kills: system-packages $(READY) ## kill the leader of a schedule KILLS times around due times, and account for each

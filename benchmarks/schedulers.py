@@ -47,9 +47,10 @@ HEAD = """
 """.strip()
 
 NOTES = """
-*lost*: due times without a run. *start after a kill*: how late the run began that was due next, where it was not lost;
-*of* counts those. *load*: of the machine, in the mean of the rounds. Where it is far above the number of cores, a
-process takes seconds to start, and whoever waits for that loses more.
+*lost*: due times without a run.
+*start after a kill*: how late the run began that was due next, where it was not lost; *of* counts those.
+*load*: of the machine, in the mean of the rounds.
+Where it is far above the number of cores, a process takes seconds to start, and a scheduler that waits loses more.
 """.strip()
 
 

@@ -18,28 +18,34 @@ from benchmarks.peers.figures import median, p95, ratio, time_of
 from benchmarks.starts import STARTS, floor_of
 
 NOTES = """
-*never*: not within the time that was waited for. *overlap*: how long the old leader went on believing after it woke,
-while another led (5 s were watched). A request is a round trip: what a client sends before the server answers. The
-ratios are of medians of crash failover. *start*: on an empty database. *rounds*: of crash, hand-over and pause. What
-waits for seconds until a lease has run out has fewer rounds, and is measured many at a time; so is every second round
-of some. *two commits and a notification* elects nobody: it is the floor of a hand-over. River and Oban are not run:
-their elections are done by hand as their sources have them, with the same intervals.
+*never*: not within the time that was waited for.
+*overlap*: how long the old leader went on believing after it woke, while another led (5 s were watched).
+A request is a round trip: what a client sends before the server answers.
+The ratios are of medians of crash failover.
+*start*: on an empty database.
+*rounds*: of crash, hand-over and pause.
+What waits for seconds until a lease has run out has fewer rounds, and is measured many at a time.
+So is every second round of some.
+*two commits and a notification* elects no node: it is the floor of a hand-over.
+River and Oban are not run: their elections are done by hand as their sources have them, with the same intervals.
 """.strip()
 STARTS_NOTES = """
-From the start of a process to its first True. The programs are as short as they can be; *empty database* means that
-Tenure creates its tables. `tenure run` ends with the first line of its command.
+From the start of a process to its first True.
+The programs are as short as they can be; *empty database* means that Tenure creates its tables.
+`tenure run` ends with the first line of its command.
 """.strip()
 DURABILITY_NOTES = """
 *syncs*: how often the server has waited for its disk in this run, by its own count.
 """.strip()
 TRACE_NOTES = """
-The processes record what their threads do, by one clock; the example is the one nearest to the median. `make bench`
-prints this, too. A stage that began before the fault has *before* instead of a time. Stages that less than half of the
-rounds have are left out.
+The processes record what their threads do, by one clock; the example is the one nearest to the median.
+`make bench` prints this, too.
+A stage that began before the fault has *before* instead of a time.
+Stages that less than half of the rounds have are left out.
 """.strip()
 WRITTEN = """
 Written by `make bench PEERS=1`, from one run; the section on schedulers by `benchmarks/schedulers.py --write`.
-Nobody edits it.
+Do not edit it by hand.
 """.strip()
 TRACE_SVG = "trace.svg"
 SCHEDULERS = "## Schedulers: lost and doubled due times"

@@ -39,6 +39,12 @@ def test_every_relative_link_resolves(page):
         assert not anchor or anchor in anchors(target), link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_test_that_is_named_exists(page):
+    for path, name in re.findall(r"(tests/[\w/]+\.py)::(\w+)", page.read_text()):
+        assert re.search(rf"\bdef {name}\(", (REPOSITORY / path).read_text()), f"{path}::{name}"
+
+
 ROW = re.compile(r"^\| (\*\*.*?) \| (.*) \| (.*?) \|$", re.MULTILINE)
 GLOSSARY = ROW.findall((REPOSITORY / "docs" / "glossary.md").read_text())
 

@@ -414,7 +414,7 @@ def test_resign_waits_for_a_transaction_under_the_term_and_says_so(postgres_url,
         assert "was asked to resign and has not done so within 3 s; the request remains" in answer.err
 
 
-# --- keeping house ------------------------------------------------------------------------------------------
+# --- maintenance --------------------------------------------------------------------------------------------
 
 
 def test_init_creates_the_tables_and_sets_the_largest_ttl(store_url):

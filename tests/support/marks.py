@@ -6,4 +6,4 @@ import pytest
 
 from tests.support.facades import FACADE
 
-sync_only = pytest.mark.skipif(FACADE == "async", reason="about threads; tests/api/test_async.py has its counterpart")
+sync_only = pytest.mark.skipif(FACADE == "async", reason="about threads; see test_async_*.py")

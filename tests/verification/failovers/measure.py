@@ -79,7 +79,7 @@ class Measured:
     broken: list[str] = field(default_factory=list)
 
     def table(self) -> str:
-        heads = ("fault", "db gap", "nobody led", "beyond", "overlaps", "tokens", "fenced acknowledged", "lost")
+        heads = ("fault", "db gap", "without a leader", "beyond", "overlaps", "tokens", "fenced acknowledged", "lost")
         heads += ("by a lease acknowledged", "lost", "load")
         lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
         for number, row in enumerate(self.rows, 1):

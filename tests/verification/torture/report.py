@@ -45,8 +45,8 @@ def _head(result: Result) -> list[str]:
     summary = (
         f"{len(terms)} terms; {sum(line.ok for line in writes)} fenced writes acknowledged,"
         f" {refused.pop('Fenced', 0)} refused by the fence, {sum(refused.values())} failed otherwise;"
-        f" {result.ticks} unfenced writes, {result.stale_ticks} of them after one of a later term."
-        f" {result.lost} acknowledged fenced writes are gone."
+        f" {result.ticks} unfenced writes, {result.stale_ticks} of them after one of a later term.\n"
+        f"{result.lost} acknowledged fenced writes are gone."
     )
     return [
         f"# Torture: {result.version}, `{result.takeover}`",
@@ -70,12 +70,12 @@ def _checks(result: Result) -> list[str]:
 def _nemeses(result: Result) -> list[str]:
     counts = Counter(one.nemesis for step in result.steps for one in step.fired)
     explained = (
-        "Alone: the longest stretch without a leader because of it. The bound is that of docs/guarantees.md for what"
-        f" was really done (the largest of the run is shown); {NOISE_S:g} s is added for noise, and the time in which"
-        " the machine stood still."
+        "Alone: the longest stretch without a leader because of it.\n"
+        "The bound is that of docs/guarantees.md for what was really done (the largest of the run is shown);"
+        f" {NOISE_S:g} s is added for noise, and the time in which the machine stood still."
     )
     out = [
-        "## Nemeses, and how long nobody led",
+        "## Nemeses, and the time without a leader",
         "",
         explained,
         "",
@@ -165,7 +165,7 @@ def _steps(result: Result) -> list[str]:
     out = [
         "## Every step",
         "",
-        "| step | at | what, to whom | nobody led | bound | stood still |",
+        "| step | at | what, to whom | without a leader | bound | stood still |",
         "|---|---|---|---|---|---|",
     ]
     for one in result.recoveries:
