@@ -153,7 +153,9 @@ def cut_and_not_back(url: str) -> str | None:
     permit = f'alter database "{database}" allow_connections '
     with leading(url) as election, program(url) as works:
         try:
-            execute(f"{server}/postgres", permit + "false", CUT)
+            # Committed before the cut: the node connects again at once.
+            execute(f"{server}/postgres", permit + "false")
+            execute(f"{server}/postgres", CUT)
             assert works.wait(20)
             return stops(election)
         finally:
