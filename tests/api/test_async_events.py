@@ -71,17 +71,23 @@ async def test_events_come_in_order_to_every_reader_and_end_with_the_node(sqlite
     async def reader(events):
         read.append([event async for event in events if isinstance(event, (Elected, Deposed))])
 
-    async with anyio.create_task_group() as readers, node(sqlite_url) as leader:
+    async with (
+        anyio.create_task_group() as readers,
+        node(sqlite_url, name="first") as first,
+        node(sqlite_url, name="leader") as leader,
+    ):
+        await first.election("r").wait(20)  # so that the readers are there before the other node is elected
         election = leader.election("r")
         shared = election.events()
         for events in (election.events(), shared, shared):
             readers.start_soon(reader, events)
+        await first.close()
         for _ in range(3):
             await election.wait(20)
             await election.resign()
         await election.wait(20)
-    told = [event for token in (1, 2, 3) for event in (Elected("r", token), Deposed("r", token, "resigned"))]
-    told += [Elected("r", 4), Deposed("r", 4, "left")]
+    told = [event for token in (2, 3, 4) for event in (Elected("r", token), Deposed("r", token, "resigned"))]
+    told += [Elected("r", 5), Deposed("r", 5, "left")]
     own = max(read, key=len)
     read.remove(own)
     assert own == told
