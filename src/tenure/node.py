@@ -284,18 +284,18 @@ class Node(BaseNode[Election]):
             while not engine.opened.done():
                 futures.wait([engine.opened], SIGNAL_S)
             engine.opened.result()
+            if self._supervisor is not None:
+                import anyio  # noqa: PLC0415 - as in _add_services
+
+                name = f"tenure-services-{self.name}"
+                threading.Thread(target=anyio.run, args=(self._supervisor.run,), name=name, daemon=True).start()
+                self._supervisor.begin()
         except BaseException as error:
             engine.close()
             if not isinstance(error, TenureError):
                 raise
             # Without the calls in the node's thread: they would hide the line that matters.
             raise error.with_traceback(None) from error.__cause__
-        if self._supervisor is not None:
-            import anyio  # noqa: PLC0415 - as in _add_services
-
-            self._supervisor.begin()
-            name = f"tenure-services-{self.name}"
-            threading.Thread(target=anyio.run, args=(self._supervisor.run,), name=name, daemon=True).start()
         return self
 
     def run(self) -> None:

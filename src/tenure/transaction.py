@@ -69,9 +69,17 @@ class OwnTransaction(abc.ABC):
     def _was_undone_by(self, error: Exception) -> bool:
         """Whether the database undid the whole transaction when it raised this error."""
 
-    @abc.abstractmethod
     def commit(self) -> None:
-        """Commit if this still is the fenced transaction; raise NotCommitted if it is not."""
+        """Commit if this still is the fenced transaction; raise NotCommitted if it is not.
+
+        Wait for a statement that another thread runs, because drivers mix up the answers.
+        """
+        with self._using:
+            self._commit()
+
+    @abc.abstractmethod
+    def _commit(self) -> None:
+        """Commit while no other thread uses the connection."""
 
     @abc.abstractmethod
     def cut(self) -> None:
@@ -134,6 +142,7 @@ class PostgresTransaction(OwnTransaction):
     _committing = False
 
     def _fence(self) -> None:
+        self._cutting = threading.Lock()
         # The pipeline sends this query in one message with BEGIN.
         with self.connection.pipeline():
             asked = self._cursor().execute(_XID, prepare=False)
@@ -169,14 +178,15 @@ class PostgresTransaction(OwnTransaction):
     def _if_fenced(self) -> str:
         return _IF_FENCED.format(id=self._id, mark=_MARK)
 
-    def commit(self) -> None:
-        """Commit if this still is the fenced transaction."""
+    def _commit(self) -> None:
         psycopg = load()
         if self.connection.closed:
             raise self._lost()
         if self._status() != psycopg.pq.TransactionStatus.INTRANS:
             raise self._ended() from self._undone_by
-        self._committing = True
+        # A cancel request that is under way must not reach the commit.
+        with self._cutting:
+            self._committing = True
         try:
             self._cursor().execute(self._if_fenced() + "; commit")
         except psycopg.Error as error:
@@ -192,13 +202,13 @@ class PostgresTransaction(OwnTransaction):
         A commit that waits for a replica is not cancelled: the server would report it as successful, although it is on
         no replica. Its connection is cut instead, and its outcome is unknown.
         """
-        if self._committing:
-            shut_down_socket(self.connection)
-            return
-        try:
-            self.connection.cancel_safe(timeout=1)
-        except Exception:  # noqa: BLE001 - the server cannot be reached, or does not react
-            shut_down_socket(self.connection)
+        with self._cutting:
+            if not self._committing:
+                # It fails if the server cannot be reached, or does not react.
+                with contextlib.suppress(Exception):
+                    self.connection.cancel_safe(timeout=1)
+                    return
+        shut_down_socket(self.connection)
 
     def _cursor(self) -> Any:
         """Return a plain cursor, whatever kind of cursors the block has set for the connection."""
@@ -236,8 +246,7 @@ class MySqlTransaction(OwnTransaction):
         # Only these errors undo it: a statement that commits implicitly has committed even if it fails.
         return not self._is_open() and error.args[:1] in ((session.DEADLOCK,), (session.LOCK_WAIT_TIMEOUT,))
 
-    def commit(self) -> None:
-        """Commit if this still is the fenced transaction."""
+    def _commit(self) -> None:
         error_type = session.load().err.Error
         try:
             self.connection.query(f"release savepoint {_MARK}")
@@ -275,8 +284,7 @@ class SqliteTransaction(OwnTransaction):
     def _was_undone_by(self, error: Exception) -> bool:  # noqa: ARG002 - the state tells
         return not self._is_open()
 
-    def commit(self) -> None:
-        """Commit if this still is the fenced transaction."""
+    def _commit(self) -> None:
         try:
             self.connection.execute(f"release {_MARK}")
         except sqlite3.OperationalError as error:

@@ -12,7 +12,7 @@ import pytest
 import tenure
 from tenure import ConfigError, Deposed, Elected, LeaderChanged, NotLeader, WaitTimeout
 from tests.support.marks import sync_only
-from tests.support.store_by_hand import QUICK, Desk, Nodes, connected, renewals, until
+from tests.support.store_by_hand import QUICK, Desk, Nodes, connected, execute, renewals, until
 
 
 def wait_for_event(events, kind, timeout=20):
@@ -405,3 +405,25 @@ def test_filter_of_the_applications_logs_that_raises_keeps_no_event_from_the_app
         until(lambda: sorted(lost) == [("r", "left"), ("s", "left")], "both ends")
         assert [term.lost_reason for term in terms] == ["left", "left"]
         assert nodes("b").election("r").wait(20).token == 2
+
+
+def test_node_leads_again_although_the_applications_logs_raise(postgres_url, caplog):
+    """The error of a filter ended the thread that would have connected again."""
+
+    def fails(record):
+        raise RuntimeError(f"a filter that fails: {record.msg}")
+
+    with Nodes(postgres_url) as nodes, caplog.at_level(logging.INFO, "tenure.engine"):
+        election = nodes("a").election("r")
+        election.wait(20)
+        logger = logging.getLogger("tenure.engine")
+        logger.addFilter(fails)
+        try:
+            execute(
+                postgres_url,
+                "select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'tenure control%'",
+            )
+            until(lambda: not election.is_leader, "the loss")
+            assert election.wait(20).token == 2
+        finally:
+            logger.removeFilter(fails)

@@ -14,6 +14,7 @@ import pytest
 
 import tenure
 from tenure import ConfigError, Fenced, LeadershipLost, NodeClosed, WaitTimeout
+from tenure.internals import engine_of
 from tests.support.marks import sync_only
 from tests.support.servers import free_port
 from tests.support.store_by_hand import QUICK, Desk, Nodes, execute, renewals, until
@@ -401,3 +402,51 @@ print(*set(sys.modules) - before)
 """
     found = subprocess.run([sys.executable, "-c", program, store_url], check=True, capture_output=True, text=True)
     assert found.stdout.split() == []
+
+
+@sync_only
+@pytest.mark.parametrize("refused", ["control", "watch", "keeper", "services"])
+def test_start_that_cannot_start_a_thread_leaves_nothing_behind(sqlite_url, monkeypatch, refused):
+    node = tenure.Node(sqlite_url, name="half")
+    node.leader_only("r", lambda term: term.wait_lost())
+    start = threading.Thread.start
+
+    def limited(thread):
+        if thread.name == f"tenure-{refused}-half":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", limited)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            node.start()
+    assert [thread.name for thread in threading.enumerate() if thread.name.endswith("-half")] == []
+    node.close()
+
+
+@sync_only
+def test_question_that_nobody_waits_for_any_more_is_not_asked(sqlite_url, monkeypatch):
+    """After an outage, thousands of them kept the next question waiting for longer than its limit."""
+    monkeypatch.setattr("tenure.engine.engine.QUERY_TIMEOUT_S", 0.1)
+    asked = []
+    with Nodes(sqlite_url) as nodes:
+        node = nodes("a")
+        node.election("r").wait(20)
+        hangs = threading.Event()
+        engine = engine_of(node.election("r"))
+
+        def hang():
+            with contextlib.suppress(tenure.StoreUnavailable):
+                engine.query(lambda _: hangs.wait(20))
+
+        first = threading.Thread(target=hang)
+        first.start()
+        until(lambda: not engine.control.queries, "the question that hangs")
+        for number in range(3):
+            with pytest.raises(tenure.StoreUnavailable):
+                engine.query(lambda _, number=number: asked.append(number))
+        hangs.set()
+        first.join()
+        monkeypatch.setattr("tenure.engine.engine.QUERY_TIMEOUT_S", 20.0)
+        engine.query(lambda _: asked.append("last"))
+    assert asked == ["last"]

@@ -416,3 +416,30 @@ def test_service_stops_even_if_the_system_cannot_start_one_more_thread(host, mon
     )
     node.resign("r")
     assert stopped.wait(20)
+
+
+def test_service_stops_although_the_applications_logs_raise(host, caplog):
+    """A filter that raised kept the group from stopping its services, and another node led meanwhile."""
+    node = host()
+    stopped = threading.Event()
+
+    async def service(term):
+        try:
+            await anyio.sleep_forever()
+        finally:
+            stopped.set()
+
+    def fails(record):
+        raise RuntimeError(f"a filter that fails: {record.msg}")
+
+    node.leader_only("r", service)
+    node.start()
+    until(lambda: node.states() == {"service": "running"}, "the service")
+    logger = logging.getLogger("tenure.services")
+    logger.addFilter(fails)
+    try:
+        with caplog.at_level(logging.INFO, "tenure.services"):
+            node.resign("r")
+            assert stopped.wait(10)
+    finally:
+        logger.removeFilter(fails)

@@ -571,3 +571,52 @@ def test_commit_that_waits_for_a_replica_is_not_reported_as_done_when_its_term_i
         ):
             transaction.execute("create table work (n integer)")
             stack.enter_context(postgres_server.configured(synchronous_standby_names="a_replica_that_is_gone"))
+
+
+ONE_SLOW_WRITE = {
+    "postgresql": "insert into ledger select 2 from pg_sleep(0.5)",
+    "mysql": "insert into ledger select 2 + sleep(0.5)",
+}
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mysql"])
+def test_commit_waits_for_the_statement_of_another_thread(leader, kind):
+    """PyMySQL mixed up their answers, and psycopg's state was read in the middle of the statement."""
+    begun = threading.Event()
+
+    def write(transaction):
+        begun.set()
+        transaction.execute(ONE_SLOW_WRITE[kind])
+
+    with leader.term.transaction() as transaction:
+        transaction.execute("insert into ledger values (1)")
+        writer = threading.Thread(target=write, args=(transaction,))
+        writer.start()
+        begun.wait()
+        # The statement is under way now.
+        threading.Event().wait(0.1)
+    writer.join()
+    assert leader.ledger == [1, 2]
+
+
+def test_cancel_request_that_is_under_way_does_not_reach_the_commit(postgres_server, postgres_url, monkeypatch):
+    """It would end the commit's wait for a replica, and PostgreSQL would report the commit as successful."""
+    cancel, asked = psycopg.Connection.cancel_safe, threading.Event()
+
+    def slow(connection, **options):
+        asked.set()
+        # A network to the server that takes this long.
+        threading.Event().wait(0.5)
+        cancel(connection, **options)
+
+    monkeypatch.setattr(psycopg.Connection, "cancel_safe", slow)
+    with tenure.Node(postgres_url, ttl=2) as node, contextlib.ExitStack() as stack:
+        term = node.election("r").wait(20)
+        with pytest.raises(StoreUnavailable, match="it is unknown whether"), term.transaction() as transaction:
+            transaction.execute("create table work (n integer)")
+            stack.enter_context(postgres_server.configured(synchronous_standby_names="a_replica_that_is_gone"))
+            threading.Thread(target=transaction._own.cut).start()
+            asked.wait()
+            cutter = threading.Timer(2, transaction._own.cut)
+            stack.callback(cutter.cancel)
+            cutter.start()

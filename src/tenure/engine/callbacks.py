@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -48,5 +49,7 @@ class CallbackThread:
         while (action := self._queue.get()) is not None:
             try:
                 action()
-            except Exception:
-                log.exception("a callback failed")
+            except BaseException:
+                # The callbacks that follow are called even after sys.exit(), and whatever the application's logs raise.
+                with contextlib.suppress(Exception):
+                    log.exception("a callback failed")

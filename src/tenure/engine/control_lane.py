@@ -91,7 +91,9 @@ class ControlLane(Lane):
             engine.backend.close()
             closed = NodeClosed(f"node {engine.settings.name!r} was closed")
             while self.queries:
-                self.queries.popleft()[1].set_exception(closed)
+                answer = self.queries.popleft()[1]
+                if answer.set_running_or_notify_cancel():
+                    answer.set_exception(closed)
             if not engine.opened.done():
                 engine.opened.set_exception(closed)
 
@@ -107,7 +109,7 @@ class ControlLane(Lane):
                 notes = session.idle(self._wakee, seconds)
                 with self.timed():
                     session.limit_notifications()
-        except (Gone, Failed) as error:
+        except Exception as error:  # noqa: BLE001 - what a handler of the application's logs raises must not end the thread
             self._engine.log.info("node %s: the control connection broke: %s", self._engine.settings.name, error)
             self._lose(None)
             return
@@ -124,6 +126,8 @@ class ControlLane(Lane):
         if store is None or not self.queries:
             return False
         question, answer = self.queries.popleft()
+        if not answer.set_running_or_notify_cancel():
+            return True
         try:
             with self.timed():
                 found = question(store)

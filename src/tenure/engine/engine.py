@@ -26,6 +26,7 @@ from tenure.databases.backend import Backend, backend_for
 from tenure.engine.candidacy import Candidacy, Lease
 from tenure.engine.control_lane import ControlLane
 from tenure.engine.database_clock import DatabaseClock
+from tenure.engine.engine_log import EngineLog
 from tenure.engine.watch_lane import WatchLane
 from tenure.errors import ConfigError, NodeClosed, StoreUnavailable, TenureError
 from tenure.events import Event
@@ -108,24 +109,30 @@ class Engine:
     def launch(self) -> None:
         """Start the threads, without waiting for a connection."""
         self.check_own()
-        with self.lock:
-            if self.launched:
-                raise NodeClosed(f"node {self.settings.name!r} was already started once: make a new one")
-            # Only now: forked children that start a node of their parent would otherwise share one name, and
-            # draw the same ids and the same sentinel keys.
-            if self.settings.name == default_name(self._made_in):
-                self._rename(default_name(os.getpid()))
-            self.protocol.reseed(_random_seed())
-            self.control.open_waker()
-            _running.add(self)
-            self._state = State.RUNNING
-            self.recorder.started(clock.now())
-            loops = (("control", self.control.loop), ("watch", self.watch.loop), ("keeper", self._keep))
-            for purpose, loop in loops:
-                name = f"tenure-{purpose}-{self.settings.name}"
-                thread = threading.Thread(target=loop, name=name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
+        try:
+            with self.lock:
+                self._launch()
+        except RuntimeError:
+            # The system could not start one more thread. Those that run must not stay behind.
+            self.close()
+            raise
+
+    def _launch(self) -> None:
+        if self.launched:
+            raise NodeClosed(f"node {self.settings.name!r} was already started once: make a new one")
+        # Only now: forked children that start a node of their parent would otherwise share one name, and draw the same
+        # ids and the same sentinel keys.
+        if self.settings.name == default_name(self._made_in):
+            self._rename(default_name(os.getpid()))
+        self.protocol.reseed(_random_seed())
+        self.control.open_waker()
+        _running.add(self)
+        self._state = State.RUNNING
+        self.recorder.started(clock.now())
+        for purpose, loop in (("control", self.control.loop), ("watch", self.watch.loop), ("keeper", self._keep)):
+            thread = threading.Thread(target=loop, name=f"tenure-{purpose}-{self.settings.name}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def _rename(self, name: str) -> None:
         self.settings = replace(self.settings, name=name)
@@ -136,9 +143,9 @@ class Engine:
                 self.backend.assign_lock(role, number)
         self.log = self._logger()
 
-    def _logger(self) -> logging.LoggerAdapter[logging.Logger]:
+    def _logger(self) -> EngineLog:
         fields = {"tenure_node": self.settings.name, "tenure_namespace": self.settings.namespace}
-        return logging.LoggerAdapter(log, fields)
+        return EngineLog(log, fields)
 
     def close(self) -> None:
         """Leave: end the terms, notify the other nodes, close everything. Takes at most one wait slice, if all is well.
@@ -157,7 +164,7 @@ class Engine:
             self.changed.notify_all()
             self._sooner.notify()
         self.control.wake()
-        for thread, timeout in zip(self._threads, (CLOSE_TIMEOUT_S, timing.SLICE_S + 1, 1), strict=True):
+        for thread, timeout in zip(self._threads, (CLOSE_TIMEOUT_S, timing.SLICE_S + 1, 1), strict=False):
             thread.join(timeout)
         for lane in (self.control, self.watch):
             if session := lane.session:
@@ -309,6 +316,8 @@ class Engine:
         try:
             return answer.result(QUERY_TIMEOUT_S)
         except (FutureTimeout, TimeoutError):
+            # Nobody waits for it any more, so it must not delay the questions that come after it.
+            answer.cancel()
             raise StoreUnavailable(f"the database did not answer within {QUERY_TIMEOUT_S:g} s") from None
 
     # Waiting and listening ---------------------------------------------------------------------------------------
@@ -384,8 +393,7 @@ class Engine:
         try:
             action()
         except Exception:
-            with contextlib.suppress(Exception):
-                self.log.exception("node %s: an event could not be passed on", self.settings.name)
+            self.log.exception("node %s: an event could not be passed on", self.settings.name)
 
     def announce_expiry(self) -> None:
         """Announce the end of trust if its deadline has passed and the keeper has not done so yet."""

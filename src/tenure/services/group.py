@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -89,7 +90,9 @@ class ServiceGroup(abc.ABC):
             "tenure_token": fields.get("token"),
             "tenure_reason": fields.get("reason"),
         }
-        log.log(level, "%s: %s", self._engine.settings.name, text, extra=extra, exc_info=fields.get("exc_info"))
+        # An error of the application's handlers and filters must not keep the services from being stopped.
+        with contextlib.suppress(Exception):
+            log.log(level, "%s: %s", self._engine.settings.name, text, extra=extra, exc_info=fields.get("exc_info"))
 
     def _ring(self) -> None:
         if self._bell is not None:
