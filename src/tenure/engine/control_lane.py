@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -109,8 +110,11 @@ class ControlLane(Lane):
                 notes = session.idle(self._wakee, seconds)
                 with self.timed():
                     session.limit_notifications()
-        except Exception as error:  # noqa: BLE001 - what a handler of the application's logs raises must not end the thread
-            self._engine.log.info("node %s: the control connection broke: %s", self._engine.settings.name, error)
+        except Exception as error:  # noqa: BLE001
+            # Any other error comes from a handler of the application's logs, say. It must not end the thread.
+            level = logging.INFO if isinstance(error, (Gone, Failed)) else logging.WARNING
+            name = self._engine.settings.name
+            self._engine.log.log(level, "node %s: the control connection broke: %s", name, error)
             self._lose(None)
             return
         with contextlib.suppress(BlockingIOError):

@@ -316,7 +316,7 @@ class Engine:
         try:
             return answer.result(QUERY_TIMEOUT_S)
         except (FutureTimeout, TimeoutError):
-            # Nobody waits for it any more, so it must not delay the questions that come after it.
+            # The answer would delay the questions that come after it.
             answer.cancel()
             raise StoreUnavailable(f"the database did not answer within {QUERY_TIMEOUT_S:g} s") from None
 
