@@ -31,6 +31,10 @@ def _anybody(sim: Simulation, ttls: tuple[float, ...] = (2.0, 5.0, 10.0)) -> Non
 def _bound(sim: Simulation, max_ttl: float) -> float:
     """From the last fault: confirmation of a new server, silence, a reservation waited out, and some round trips."""
     longest = max(node.settings.ttl for node in sim.nodes)
+    # A promotion in the first moments may lose the namespace itself, with what an operator had set (R15).
+    known = [vars(node.protocol._confirmation).get("confirmed") for node in sim.nodes]
+    lost = any(confirmed is not None and confirmed.made_on_a_promoted_server for confirmed in known)
+    max_ttl = max(max_ttl, timing.DEFAULT_MAX_TTL_S) if lost else max_ttl
     slow = 1 / (1 - timing.DRIFT)
     return slow * (timing.silence(max_ttl) * (sim.server.timeline > 1) + 3 * timing.silence(longest)) + 8.0
 
