@@ -174,9 +174,12 @@ class HistoryRow:
         return ((self.last_seen or self.ended or as_of) - self.began).total_seconds()
 
     def gap_before(self) -> str:
-        """Return how long no node led before the term: one time, or the shortest and the longest possible."""
+        """Return how long no node led before the term: one time, or the shortest and the longest possible.
+
+        It is unknown if the term before lapsed, or is not recorded any more.
+        """
         if self.silence is None or self.gap is None:
-            return "-"
+            return "-" if self.token == 1 else "unknown"
         shortest, longest = duration(self.gap), duration(self.silence)
         return shortest if shortest == longest else f"{shortest} to {longest}"
 
