@@ -151,13 +151,15 @@ class Pages:
         known = await subjects.jobs(self._reader)
         runs = await subjects.runs(self._reader, role, job) if job else known.runs
         newest = reports.newest_tokens(known.jobs)
-        found = [record for record in known.jobs if not job or (record.job == job and role in (None, record.role))]
+        jobs = reports.without_stale_next(known.jobs, newest)
+        found = [record for record in jobs if not job or (record.job == job and role in (None, record.role))]
         values = {
             **_paged(request, found),
             "runs": runs[:ROWS],
             "job": job,
             "total": len(known.jobs),
             "state": lambda record: reports.state_of(record, newest[record.role]),
+            "notes": reports.about_states(reports.state_of(record, newest[record.role]) for record in found),
         }
         return self._render(request, await subjects.snapshot(self._reader), "jobs.html", "jobs", values)
 
