@@ -194,5 +194,6 @@ def resume(job: str, role: str | None, url: str | None, namespace: str | None, s
     tenure resume invoices
     """
     with Registry(url, namespace=namespace, schema=schema) as registry:
+        was_paused = any(record.job == job and record.paused is not None for record in registry.jobs(role))
         registry.resume(job, role=role)
-    click.echo(f"{job}: runs again from its next due time on")
+    click.echo(f"{job}: runs again from its next due time on" if was_paused else f"{job}: it was not paused")

@@ -91,15 +91,17 @@ def users_from_file(path: str | Path) -> list[User]:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
+        # No word of the line is shown: in the wrong order, each of them may be the token.
+        wrong = f"it has {len(words)} words" if len(words) != 3 else "its second word is neither `view` nor `operate`"
         try:
             name, right, token = words
+            wrong = wrong if right not in RIGHTS else "its third word is not such a token"
             # The cast is safe, because `User` checks the right.
             users.append(User(name, token, cast("Right", right)))
         except (ValueError, ConfigError):
-            # No word of the line is shown: in the wrong order, each of them may be the token.
             raise ConfigError(
                 f"{path}, line {number}: expected a name, `view` or `operate`, and a token of at least "
-                f"{SHORTEST_TOKEN} printable ASCII characters"
+                f"{SHORTEST_TOKEN} printable ASCII characters; {wrong}"
             ) from None
     if not users:
         raise ConfigError(f"{path} has no users: add lines of a name, `view` or `operate`, and a token")
