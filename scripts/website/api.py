@@ -91,7 +91,7 @@ def _directive(module: str, name: str) -> str:
 def _lines(module: str, name: str) -> Iterator[str]:
     thing = getattr(importlib.import_module(module), name)
     if not inspect.isclass(thing):
-        yield f".. autofunction:: {module}.{name}" if callable(thing) else f".. autodata:: {module}.{name}"
+        yield f".. autofunction:: {module}.{name}" if inspect.isroutine(thing) else f".. autodata:: {module}.{name}"
         return
     yield f".. autoclass:: {module}.{name}"
     yield "   :members:"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import zip_longest
@@ -174,9 +174,12 @@ class HistoryRow:
         return ((self.last_seen or self.ended or as_of) - self.began).total_seconds()
 
     def gap_before(self) -> str:
-        """Return how long no node led before the term: one time, or the shortest and the longest possible."""
+        """Return how long no node led before the term: one time, or the shortest and the longest possible.
+
+        It is unknown if the term before lapsed, or is not recorded any more.
+        """
         if self.silence is None or self.gap is None:
-            return "-"
+            return "-" if self.token == 1 else "unknown"
         shortest, longest = duration(self.gap), duration(self.silence)
         return shortest if shortest == longest else f"{shortest} to {longest}"
 
@@ -232,6 +235,20 @@ def state_of(job: JobRecord, newest: int) -> str:
     return "ok"
 
 
+def without_stale_next(jobs: Iterable[JobRecord], newest: Mapping[str, int]) -> list[JobRecord]:
+    """Return jobs, without the next due time of those that the last leader's program does not have."""
+    return [
+        dataclasses.replace(job, next_due=None) if job.listed is not None and job.listed < newest[job.role] else job
+        for job in jobs
+    ]
+
+
+def about_states(states: Iterable[str]) -> list[str]:
+    """Return what has to be known about the states of jobs."""
+    text = "unknown: the last leader's program does not have the job; it continues when a program leads that has it"
+    return [text] if "unknown" in states else []
+
+
 def definition(spec: str | None) -> str:
     """Return when a job is due. A job without a schedule is claimed by hand."""
     if spec is None:
@@ -264,8 +281,10 @@ def first_line(detail: str) -> str:
 
 
 def took(run: RunRecord) -> str:
-    """Return how long a run took."""
-    return duration((run.ended - run.began).total_seconds()) if run.ended is not None and not is_many(run) else "-"
+    """Return how long a run took. The end of a lost run is when another node found it, which says nothing."""
+    if run.ended is None or run.outcome == "lost" or is_many(run):
+        return "-"
+    return duration((run.ended - run.began).total_seconds())
 
 
 # Waits -------------------------------------------------------------------------------------------------------------

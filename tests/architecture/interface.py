@@ -109,7 +109,7 @@ def _thing(name: str, thing: object) -> Iterator[str]:
 
 def _signature(thing: object) -> str:
     thing = getattr(thing, "__func__", thing)
-    if not callable(thing):
+    if not isinstance(thing, type) and not inspect.isroutine(thing):
         return ""
     if isinstance(thing, type):
         made_by = next(base for base in thing.__mro__ if "__init__" in vars(base))

@@ -307,6 +307,9 @@ def test_term_that_lapsed_ended_with_the_next_of_the_same_member(store_url):
     newest, oldest = json.loads(tell("history", "r", "--json", url=store_url).out)
     assert (newest["reason"], newest["gap"]) == ("left", None)  # the end of the term before it is unknown
     assert (oldest["reason"], oldest["ended"]) == ("lapsed", newest["began"])
+    _, newest, oldest, _, said, _ = tell("history", "r", url=store_url).lines
+    assert (newest[5], oldest[5]) == ("unknown", "-"), "`-` is for the first term only"
+    assert said[0].startswith("GAP BEFORE is unknown if the term before lapsed")
 
 
 # --- resign -------------------------------------------------------------------------------------------------

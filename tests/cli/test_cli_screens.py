@@ -197,8 +197,9 @@ def test_history_counts_a_gap_from_the_last_sign_of_life_and_says_so(sqlite_url)
         assert (oldest[3], oldest[4]) == ("3 min 20 s", "silence")
         assert said == [
             (
-                "two times in GAP BEFORE: the previous leader died or hung. The first counts from the moment another "
-                "node noticed, the second from the leader's last sign of life. The real gap is between them."
+                "two times in GAP BEFORE: the leader of the term before, one row below, died or hung. The first counts "
+                "from the moment another node noticed, the second from that leader's last sign of life. The real gap "
+                "is between them."
             )
         ]
         assert lasted == ["after a death, LASTED counts to the last sign of life"]

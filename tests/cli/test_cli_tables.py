@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import time
@@ -9,9 +10,11 @@ import time
 import pytest
 
 import tenure
+from tenure.dashboard import dashboard
 from tenure.reports import first_line
 from tests.cli.test_cli import TENURE, Answer, tell
 from tests.conftest import missing
+from tests.dashboard.client import ask
 from tests.support.store_by_hand import Desk, execute, until
 from tests.support.terminal import NO_TMUX, Terminal, tmux_program
 
@@ -84,6 +87,26 @@ def test_jobs_say_which_times_are_local_and_which_are_in_the_zone_of_the_job(sch
     assert said == ["NEXT and LAST are local times, IST (UTC+5:30); DUE is in the zone that it names"]
     assert invoices[2] == "30 2 * * * America/New_York"
     assert invoices[3].partition(" ")[2] in ("12:00:00", "13:00:00"), "local time"
+
+
+def test_job_that_the_leader_does_not_know_has_no_next_run(scheduled):
+    execute(scheduled, "update tenure_jobs set listed_token = listed_token - 1 where job = 'heartbeat'")
+    _, heartbeat, *_, said, _ = tell("jobs", url=scheduled).lines
+    assert (heartbeat[1], heartbeat[3], heartbeat[-1]) == ("heartbeat", "-", "unknown")
+    assert said[0].startswith("unknown: the last leader's program does not have the job; ")
+    page = ask(dashboard(scheduled), "/jobs").text
+    assert html.unescape(page).count(said[0]) == 1
+    assert page.count('<td class="least">\N{EN DASH}</td>') == 1
+    (record,) = [job for job in json.loads(tell("jobs", "--json", url=scheduled).out) if job["job"] == "heartbeat"]
+    assert record["next_due"] is not None, "programs get what the definition says"
+
+
+def test_lost_run_does_not_say_how_long_it_took(scheduled):
+    execute(scheduled, "update tenure_runs set outcome = 'lost' where job = 'heartbeat'")
+    rows = {row[0]: row for row in tell("runs", url=scheduled).lines[1:3]}
+    assert rows["heartbeat"][3:5] == ["lost", "-"], "nobody knows when it ended"
+    assert rows["invoices"][4] != "-"
+    assert '<td class="minor number">-</td>' in ask(dashboard(scheduled), "/jobs").text
 
 
 def test_history_names_the_roles_where_none_or_a_wrong_one_is_given(sqlite_url):

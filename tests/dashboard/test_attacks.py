@@ -348,9 +348,17 @@ def test_refused_attempts_and_sign_ins_leave_a_line(guarded, caplog):
     ask(guarded, "/nowhere")
     cross, wrong, right = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert cross[0] == "WARNING"
-    assert cross[1].startswith("refused 'POST' of 'unknown' from '192.0.2.7': '/act': the Origin header")
+    assert cross[1].startswith("refused 'POST', before asking whose it is, from '192.0.2.7': '/act': the Ori")
     assert wrong == ("WARNING", "refused 'POST' of 'unknown' from '127.0.0.1': '/sign-in': no user has this token")
     assert right == ("INFO", "'vera' signs in to the dashboard from '127.0.0.1'")
+
+
+def test_page_of_a_role_that_does_not_exist_leads_back(guarded):
+    link = '<a href="./">All roles</a>'
+    answer = signed_in(guarded, VIEWER, "/role", query={"name": "nobody"})
+    assert (answer.status, link in answer.text) == (404, True)
+    assert link not in ask(guarded).text, "not for those who are not let in"
+    assert link not in signed_in(guarded, VIEWER, "/no/where").text, "the link is relative"
 
 
 def test_version_is_for_those_who_are_let_in(guarded):

@@ -16,7 +16,7 @@ from tests.dashboard.conftest import three
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "dashboard.md").read_text()
-FASTAPI, DJANGO = re.findall(r"```py\n(.*?)```", PAGE, re.DOTALL)
+FASTAPI, DJANGO = re.findall(r"```py(?:thon)?\n(.*?)```", PAGE, re.DOTALL)
 INSTALL, USERS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 
 SETTINGS = """

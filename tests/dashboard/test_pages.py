@@ -388,7 +388,12 @@ def test_settings_are_checked_at_once(tmp_path):
     users = tmp_path / "users"
     users.write_text(f"# name, right, token\n\nolga operate {OPERATOR}\n")
     assert [(user.name, user.right) for user in users_from_file(users)] == [("olga", "operate")]
-    for text, said in (("", "no users"), ("olga operate", "line 1"), (f"olga own {OPERATOR}", "`view` or `operate`")):
+    for text, said in (
+        ("", "no users"),
+        ("olga operate", "line 1: .*; it has 2 words"),
+        (f"olga own {OPERATOR}", "its second word is neither `view` nor `operate`"),
+        ("olga view short", "its third word is not such a token"),
+    ):
         users.write_text(text)
         with pytest.raises(tenure.ConfigError, match=said):
             users_from_file(users)

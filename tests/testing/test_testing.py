@@ -199,3 +199,13 @@ def test_a_job_that_is_a_coroutine_function_needs_an_async_term(leading_node):
         run_job(schedule, "news", NOON, leading_node.election("r").wait(5))
     with pytest.raises(tenure.ConfigError, match="job 'olds' is not in this schedule: it has news"):
         due_times(schedule, "olds", NOON)
+
+
+def test_times_without_a_zone_are_refused(leading_node):
+    schedule = tenure.Schedule()
+    schedule.every("1 s", name="tick")(lambda _: None)
+    naive = NOON.replace(tzinfo=None)
+    with pytest.raises(tenure.ConfigError, match=r"after=.* has no time zone"):
+        due_times(schedule, "tick", after=naive)
+    with pytest.raises(tenure.ConfigError, match=r"due=.* has no time zone"):
+        run_job(schedule, "tick", naive, leading_node.election("r").wait(5))

@@ -231,8 +231,14 @@ def _show_terms(rows: list[HistoryRow], as_of: datetime, moments: Sequence[datet
         lines = []
         if any(" to " in row.gap_before() for row in rows):
             lines.append(
-                "two times in GAP BEFORE: the previous leader died or hung. The first counts from the moment another "
-                "node noticed, the second from the leader's last sign of life. The real gap is between them."
+                "two times in GAP BEFORE: the leader of the term before, one row below, died or hung. The first counts "
+                "from the moment another node noticed, the second from that leader's last sign of life. The real gap "
+                "is between them."
+            )
+        if any(row.gap_before() == "unknown" for row in rows):
+            lines.append(
+                "GAP BEFORE is unknown if the term before lapsed, because only its node knew when, or if that term is "
+                "not recorded any more"
             )
         if "LASTED" in shown and any(row.last_seen for row in rows):
             lines.append("after a death, LASTED counts to the last sign of life")
@@ -257,11 +263,11 @@ def _mark_term(row: HistoryRow) -> tuple[str, str, str]:
 def history(role: str | None, limit: int, url: str | None, namespace: str | None, schema: str, *, json_: bool) -> None:
     """Show the terms of ROLE: who led, how long, and why each ended.
 
-    Use this after an incident: a term that ended by `death` was a crash, and the gap before the next term says how long
-    the role was without a leader. After a crash there are two times, such as `2.1 ms to 156 ms`. The first counts from
-    the moment another node noticed the death, the second from the leader's last sign of life. The real gap is between
-    them. A leader that is silent, and that no node has ended yet, is shown as such. Without --limit, a terminal shows
-    as many terms as fit.
+    Use this after an incident: a term that ended by `death` was a crash, and the gap before the next term, one row
+    above, says how long the role was without a leader. After a crash there are two times, such as `2.1 ms to 156 ms`.
+    The first counts from the moment another node noticed the death, the second from the leader's last sign of life. The
+    real gap is between them. After a term that `lapsed` the gap is unknown. A leader that is silent, and that no node
+    has ended yet, is shown as such. Without --limit, a terminal shows as many terms as fit.
 
     \b
     tenure history scheduler

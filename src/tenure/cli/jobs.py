@@ -18,7 +18,16 @@ from tenure.cli.output import (
     without_password,
     zone_note,
 )
-from tenure.reports import attempt, definition, first_line, newest_tokens, state_of, took
+from tenure.reports import (
+    about_states,
+    attempt,
+    definition,
+    first_line,
+    newest_tokens,
+    state_of,
+    took,
+    without_stale_next,
+)
 
 role_option = click.option(
     "--role", help="The role whose schedule has the job, if several roles have a job of that name."
@@ -82,13 +91,15 @@ def jobs(
             raise ConfigError(f"the last run of job {reset!r} is not in the future: there is nothing to reset")
         found = registry.jobs(role)
     newest = newest_tokens(found)
+    found = found if json_ else without_stale_next(found, newest)
     columns = {**JOB_COLUMNS, "STATE": lambda job: state_of(job, newest[job.role])}
     # What a narrow terminal does not show: STATE says how the last run ended.
     spare = ("ROLE", "LAST", "DUE") if len(newest) == 1 else ("LAST", "ROLE", "DUE")
     shown = columns if json_ else fitting(found, columns, spare)
     print_rows(found, shown, lambda: _nothing(registry, "jobs", role), json_=json_)
     if not json_:
-        notes(*left_out(columns, shown), *_about_zones(found, shown))
+        states = about_states(map(str, map(columns["STATE"], found)))
+        notes(*left_out(columns, shown), *states, *_about_zones(found, shown))
 
 
 def _about_zones(found: list[JobRecord], shown: Columns) -> list[str]:
@@ -183,5 +194,6 @@ def resume(job: str, role: str | None, url: str | None, namespace: str | None, s
     tenure resume invoices
     """
     with Registry(url, namespace=namespace, schema=schema) as registry:
+        was_paused = any(record.job == job and record.paused is not None for record in registry.jobs(role))
         registry.resume(job, role=role)
-    click.echo(f"{job}: runs again from its next due time on")
+    click.echo(f"{job}: runs again from its next due time on" if was_paused else f"{job}: it was not paused")

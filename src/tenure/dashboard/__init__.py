@@ -16,7 +16,7 @@ with extra("dashboard"):
     import jinja2  # noqa: F401 - to say in one line what is missing
     import starlette  # noqa: F401
 
-from tenure.dashboard.access import User, users_from_file
+from tenure.dashboard.access import Access, User, users_from_file
 from tenure.dashboard.application import Dashboard, dashboard
 
-__all__ = ["Dashboard", "User", "dashboard", "users_from_file"]
+__all__ = ["Access", "Dashboard", "User", "dashboard", "users_from_file"]

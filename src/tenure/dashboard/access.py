@@ -24,9 +24,11 @@ from tenure import ConfigError
 from tenure.dashboard.threads import Threads
 
 Right = Literal["view", "operate"]
-Answer = Right | tuple[Right, str] | None
-AccessFunction = Callable[[Any], Answer | Awaitable[Answer]]
-"""Called with Starlette's ``Request``. Returns None to refuse, a right, or a right and the visitor's name."""
+Access = Right | tuple[Right, str] | None
+"""What an access function returns: None to refuse, ``"view"`` or ``"operate"``, or one of these and the visitor's
+name."""
+AccessFunction = Callable[[Any], Access | Awaitable[Access]]
+"""Called with Starlette's ``Request``."""
 
 RIGHTS = ("view", "operate")
 PASSED_ON = ("forwarded", "via", "x-forwarded-", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip")
@@ -89,15 +91,17 @@ def users_from_file(path: str | Path) -> list[User]:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
+        # No word of the line is shown: in the wrong order, each of them may be the token.
+        wrong = f"it has {len(words)} words" if len(words) != 3 else "its second word is neither `view` nor `operate`"
         try:
             name, right, token = words
+            wrong = wrong if right not in RIGHTS else "its third word is not such a token"
             # The cast is safe, because `User` checks the right.
             users.append(User(name, token, cast("Right", right)))
         except (ValueError, ConfigError):
-            # No word of the line is shown: in the wrong order, each of them may be the token.
             raise ConfigError(
                 f"{path}, line {number}: expected a name, `view` or `operate`, and a token of at least "
-                f"{SHORTEST_TOKEN} printable ASCII characters"
+                f"{SHORTEST_TOKEN} printable ASCII characters; {wrong}"
             ) from None
     if not users:
         raise ConfigError(f"{path} has no users: add lines of a name, `view` or `operate`, and a token")
@@ -125,7 +129,7 @@ class Users:
                 found = user
         return found
 
-    async def access(self, request: HTTPConnection) -> Answer:
+    async def access(self, request: HTTPConnection) -> Access:
         """Return what the sender of a request may do: by its cookie, or by a Bearer token."""
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         bears = scheme.lower() == "bearer"
@@ -161,7 +165,7 @@ def _proof(user: User, said: str) -> str:
     return hmac.new(user.token.encode(), message, hashlib.sha256).hexdigest()
 
 
-async def only_this_machine(request: HTTPConnection) -> Answer:
+async def only_this_machine(request: HTTPConnection) -> Access:
     """Let requests of this machine look, and permit no actions."""
     return ("view", "this machine") if is_local(request) else None
 
@@ -227,7 +231,7 @@ def foreign(request: Request) -> Refused | None:
 async def visitor(access: AccessFunction, request: Request, threads: Threads) -> Visitor | None:
     """Return who sent a request, or None if it may not see anything. An access function may block."""
     asked = access(request) if inspect.iscoroutinefunction(access) else await threads.run(lambda: access(request))
-    answer = cast("Answer", await asked if inspect.isawaitable(asked) else asked)
+    answer = cast("Access", await asked if inspect.isawaitable(asked) else asked)
     if answer is None:
         return None
     right, name = (answer, "") if isinstance(answer, str) else answer

@@ -151,13 +151,15 @@ class Pages:
         known = await subjects.jobs(self._reader)
         runs = await subjects.runs(self._reader, role, job) if job else known.runs
         newest = reports.newest_tokens(known.jobs)
-        found = [record for record in known.jobs if not job or (record.job == job and role in (None, record.role))]
+        jobs = reports.without_stale_next(known.jobs, newest)
+        found = [record for record in jobs if not job or (record.job == job and role in (None, record.role))]
         values = {
             **_paged(request, found),
             "runs": runs[:ROWS],
             "job": job,
             "total": len(known.jobs),
             "state": lambda record: reports.state_of(record, newest[record.role]),
+            "notes": reports.about_states(reports.state_of(record, newest[record.role]) for record in found),
         }
         return self._render(request, await subjects.snapshot(self._reader), "jobs.html", "jobs", values)
 
@@ -211,14 +213,18 @@ class Pages:
         """
         path = path_below(request.scope)
         if request.method not in ("GET", "HEAD"):
-            who = request.scope.get("tenure.visitor")
-            sender = (who.name if who else "unknown", address_of(request))
-            log.warning("refused %r of %r from %r: %r: %s", request.method, *sender, path[:200], refused.reason)
+            who, asked = request.scope.get("tenure.visitor"), "tenure.visitor" in request.scope
+            of = f" of {who.name if who else 'unknown'!r}" if asked else ", before asking whose it is,"
+            sent = (request.method, of, address_of(request), path[:200])
+            log.warning("refused %r%s from %r: %r: %s", *sent, refused.reason)
         headers = {"www-authenticate": 'Bearer realm="tenure"'} if refused.status == 401 else {}
         if path.startswith("/api/"):
             return JSONResponse({"error": refused.reason}, refused.status, headers)
-        sign_in = self._signs_in and refused.status == 401
-        context = {"refused": refused, "sign_in": sign_in, "namespace": None, "latest": None, "visitor": None}
+        offers = {
+            "sign_in": self._signs_in and refused.status == 401,
+            "back": refused.status == 404 and path.count("/") == 1,
+        }
+        context = {"refused": refused, **offers, "namespace": None, "latest": None, "visitor": None}
         page = _environment().get_template("refused.html").render(context)
         return Response(page, refused.status, headers, media_type="text/html")
 

@@ -114,7 +114,7 @@ class ControlLane(Lane):
             # Any other error comes from a handler of the application's logs, say. It must not end the thread.
             level = logging.INFO if isinstance(error, (Gone, Failed)) else logging.WARNING
             name = self._engine.settings.name
-            self._engine.log.log(level, "node %s: the control connection broke: %s", name, error)
+            self._engine.log.log(level, "%s: the control connection broke: %s", name, error)
             self._lose(None)
             return
         with contextlib.suppress(BlockingIOError):
@@ -186,7 +186,7 @@ class ControlLane(Lane):
             try:
                 self.check_role(role)
             except ConfigError as error:
-                self._engine.log.warning("node %s: withdrew its candidacy: %s", self._engine.settings.name, error)
+                self._engine.log.warning("%s: withdrew its candidacy: %s", self._engine.settings.name, error)
                 protocol.withdraw(role, clock.now())
 
     def drop(self) -> None:
@@ -208,14 +208,14 @@ class ControlLane(Lane):
         engine, name = self._engine, self._engine.settings.name
         if isinstance(request, messages.Open):
             if self.outage:
-                engine.log.warning("node %s: the database is back", name)
+                engine.log.warning("%s: the database is back", name)
             else:
-                engine.log.info("node %s: connected", name)
+                engine.log.info("%s: connected", name)
             self.outage = False
         elif engine.ttl < engine.settings.ttl and not self._told_ttl:
             self._told_ttl = True
             engine.log.info(
-                "node %s: using ttl=%g instead of %g: the namespace's largest TTL was raised less than %g minutes ago, "
+                "%s: using ttl=%g instead of %g: the namespace's largest TTL was raised less than %g minutes ago, "
                 "and nodes that join cannot use the raise yet",
                 *(name, engine.ttl, engine.settings.ttl, timing.RIPENS_AFTER_S / 60),
             )
@@ -229,15 +229,15 @@ class ControlLane(Lane):
         log, name = self._engine.log, self._engine.settings.name
         if unkept:
             log.warning(
-                "node %s: the namespace has promotion=loses-nothing, but synchronous_standby_names is empty: commits "
+                "%s: the namespace has promotion=loses-nothing, but synchronous_standby_names is empty: commits "
                 "do not wait for a replica, and a promotion now could give two leaders; set it, or run "
                 "`tenure init --promotion may-lose`",
                 name,
             )
         elif confirmed.loses_nothing:
-            log.info("node %s: synchronous_standby_names is set: commits wait for a replica again", name)
+            log.info("%s: synchronous_standby_names is set: commits wait for a replica again", name)
         else:
-            log.info("node %s: the namespace no longer has promotion=loses-nothing", name)
+            log.info("%s: the namespace no longer has promotion=loses-nothing", name)
 
     def _report_failure(self, request: messages.ControlRequest, error: Exception) -> None:
         """Log what failed, or let ``start()`` raise it.
@@ -246,10 +246,10 @@ class ControlLane(Lane):
         """
         engine, name = self._engine, self._engine.settings.name
         if not isinstance(request, messages.Open):
-            engine.log.info("node %s: %s failed: %s", name, type(request).__name__, error)
+            engine.log.info("%s: %s failed: %s", name, type(request).__name__, error)
         elif not engine.opened.done() and (engine.settings.start == "raise" or isinstance(error, ConfigError)):
             engine.opened.set_exception(error if isinstance(error, TenureError) else StoreUnavailable(str(error)))
             engine.stopping.wait()
         elif not self.outage:
             self.outage = True
-            engine.log.warning("node %s: %s; trying again until it is back", name, error)
+            engine.log.warning("%s: %s; trying again until it is back", name, error)

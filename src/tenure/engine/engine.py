@@ -393,7 +393,7 @@ class Engine:
         try:
             action()
         except Exception:
-            self.log.exception("node %s: an event could not be passed on", self.settings.name)
+            self.log.exception("%s: an event could not be passed on", self.settings.name)
 
     def announce_expiry(self) -> None:
         """Announce the end of trust if its deadline has passed and the keeper has not done so yet."""
@@ -429,7 +429,7 @@ class Engine:
         if isinstance(error, (Gone, Failed, TenureError, OSError)):
             return True
         self.log.error(
-            "node %s: %s failed because of a bug in Tenure", self.settings.name, type(request).__name__, exc_info=error
+            "%s: %s failed because of a bug in Tenure", self.settings.name, type(request).__name__, exc_info=error
         )
         return False
 

@@ -111,7 +111,7 @@ class Lane(abc.ABC):
         """
         if now >= self._busy_since + patience_s and self.session:
             name = self._engine.settings.name
-            self._engine.log.info("node %s: no answer on the %s connection for too long; cutting it", name, self.name)
+            self._engine.log.info("%s: no answer on the %s connection for too long; cutting it", name, self.name)
             self._busy_since = timing.NEVER
             self.session.abort()
         return self._busy_since + patience_s

@@ -62,7 +62,7 @@ class WatchLane(Lane):
         if now >= self._blind_since + engine.settings.ttl and not (self._told_blind or engine.control.outage):
             self._told_blind = True
             engine.log.warning(
-                "node %s: cannot watch the other nodes, nor replace a silent one: %s", engine.settings.name, error
+                "%s: cannot watch the other nodes, nor replace a silent one: %s", engine.settings.name, error
             )
         else:
-            engine.log.debug("node %s: %s failed: %s", engine.settings.name, type(request).__name__, error)
+            engine.log.debug("%s: %s failed: %s", engine.settings.name, type(request).__name__, error)

@@ -44,7 +44,7 @@ class Job:
 
     @property
     def repeats(self) -> bool:
-        """Whether a run that did not end is made again."""
+        """Whether a run that did not end is run again."""
         return self.delivery == "at-least-once"
 
     @property

@@ -28,7 +28,7 @@ LONGEST_RETRY_S = 5.0
 
 
 class AlreadyRan(TenureError):
-    """This run of the job, or a later one, was claimed or done before, so it is not made again."""
+    """This run of the job, or a later one, was claimed or done before, so it is not run again."""
 
 
 class NotDone(TenureError):

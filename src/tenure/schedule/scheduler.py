@@ -78,7 +78,7 @@ class JobState:
     since: int = 0
     """When the definition was first seen, or an operator reset the job."""
     repeat: int | None = None
-    """The due time of a run that did not end, and has to be made again."""
+    """The due time of a run that did not end, and has to be run again."""
     requested: int | None = None
     """When an operator asked for a run that was not made yet."""
     busy: plan.Busy | None = None
@@ -162,7 +162,7 @@ class Scheduler:
                 state.repeat = us_of(record.claimed)
             if name in lost_jobs:
                 self._count(name, "lost")
-                fate = "is made again" if state.repeat else "is not made again: delivery was 'at-most-once'"
+                fate = "is run again" if state.repeat else "is not run again: delivery was 'at-most-once'"
                 log.warning("job %r: the run due %s was begun and did not end; it %s", name, record.claimed, fate)
             if record.ahead:
                 log.warning(

@@ -18,9 +18,13 @@ from tenure.term import Term
 
 
 def due_times(schedule: Schedule, job: str, after: datetime, count: int = 1) -> list[datetime]:
-    """Return the next ``count`` due times of a job after a moment, in the job's time zone; fewer if it has no more."""
+    """Return the next ``count`` due times of a job after a moment, in the job's time zone; fewer if it has no more.
+
+    Raises:
+        ConfigError: for a job that the schedule does not have, and a moment without a time zone.
+    """
     found: list[datetime] = []
-    it, us = _job(schedule, job), microseconds(after)
+    it, us = _job(schedule, job), _microseconds("after", after)
     while len(found) < count and (due := it.due_times.after(us)) is not None:
         us = due
         found.append(it.local(due))
@@ -37,7 +41,8 @@ def run_job(
     :class:`LocalNode` it raises ConfigError. Nothing else is written: the run is not claimed, recorded or repeated.
 
     Raises:
-        ConfigError: for a job that the schedule does not have, and a term of the wrong kind of node.
+        ConfigError: for a job that the schedule does not have, a due time without a time zone, and a term of the wrong
+            kind of node.
     """
     it = _job(schedule, job)
     if is_async(it.function) != isinstance(term, AsyncTerm):
@@ -45,7 +50,7 @@ def run_job(
         needs = needs if is_async(it.function) else "plain function, so it needs a term of a Node"
         raise ConfigError(f"job {job!r} is a {needs}")
     blocking = term if isinstance(term, Term) else _blocking(term)
-    local = it.local(microseconds(due))
+    local = it.local(_microseconds("due", due))
     return it.function(Run(it.name, local, blocking, term, attempt=attempt, missed=missed))
 
 
@@ -53,6 +58,15 @@ def _blocking(term: AsyncTerm) -> Term:
     """Return the same term for threads, in which a run of a coroutine opens its transaction."""
     candidacy = engine_of(term).candidacy(term.role)
     return Term(Election(candidacy, lambda action: action()), holding_of(term))
+
+
+def _microseconds(what: str, at: datetime) -> int:
+    if at.utcoffset() is None:
+        raise ConfigError(
+            f"{what}={at!r} has no time zone, so it means a different moment on each machine: give it one, as in "
+            "datetime.now(timezone.utc)"
+        )
+    return microseconds(at)
 
 
 def _job(schedule: Schedule, name: str) -> Job:

@@ -73,6 +73,13 @@ def test_overlap_skips_what_passed_during_a_run():
     assert plan(job(), mark=100, now=140, busy=(100, 134)) == ("make", 140, [(110, 130, 3, OVERLAP)])
 
 
+def test_one_run_for_missed_due_times_is_not_made_if_the_next_is_due_while_a_lost_run_is_repeated():
+    repeated = (135, 142)
+    assert plan(job(), mark=100, now=139, busy=(135, 139)) == ("make", 130, [(110, 120, 2, MISSED)])
+    assert plan(job(), mark=100, now=142, busy=repeated) == ("wait", 150)
+    assert plan(job(), 100, 150, repeated) == ("make", 150, [(110, 130, 3, MISSED), (140, 140, 1, OVERLAP)])
+
+
 def test_overlap_wait_runs_the_latest_when_the_run_has_ended():
     assert plan(job(overlap="wait"), mark=100, now=135, busy=(100, 134)) == ("make", 130, [(110, 120, 2, OVERLAP)])
 

@@ -26,7 +26,7 @@ from tenure.errors import ConfigError
 @click.option("--overlap", type=click.Choice(["skip", "wait"]), default="skip", show_default=True,
               help="What to do about due times that pass while a run is under way.")  # fmt: skip
 @click.option("--delivery", type=click.Choice(["at-most-once", "at-least-once"]), default="at-most-once",
-              show_default=True, help="Whether a run that did not end is made again.")  # fmt: skip
+              show_default=True, help="Whether a run that did not end is run again.")  # fmt: skip
 @click.option("--attempts", type=click.IntRange(1, 100), default=1, show_default=True,
               help="How many times a run is attempted if COMMAND fails.")  # fmt: skip
 @click.option("--jitter", default="0 s", show_default=True, help="Delay runs by up to this much.")
