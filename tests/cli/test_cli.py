@@ -77,11 +77,11 @@ def test_word_about_promotions_is_refused_where_it_cannot_be_true(store_url):
 
 @pytest.mark.twin("postgres")
 def test_status_shows_what_is_waited_for_and_until_when(store_url):
-    with Desk(store_url, ttl=10.0) as desk:
+    with Desk(store_url, ttl=10.0) as desk, Desk(store_url, ttl=10.0):
         desk.lead("r")
         namespaces, members = table(store_url, "namespaces"), table(store_url, "members")
         execute(store_url, f"update {namespaces} set incarnation = 'elsewhere:1', max_ttl_ms = 30000")
-        execute(store_url, f"update {members} set renewed_at = joined_at, ttl_ms = 1")
+        execute(store_url, f"update {members} set renewed_at = joined_at, ttl_ms = 1 where id = '{desk.id}'")
         told = tell("status", url=store_url).out
         assert re.search(r"waiting: no node is elected before .* is over \([\d.]+ s more, until .*\d\)", told)
         assert re.search(r"waiting: role r: leader 'desk-\d+' has not renewed .* \(it ends at any moment\)", told)
@@ -187,7 +187,7 @@ def test_json_has_the_documented_shape(store_url):
     with Nodes(store_url, ttl=30) as nodes:
         nodes.pair("scheduler")
         status = json.loads(tell("status", "--json", url=store_url).out)
-        assert set(status) == {"namespace", "as_of", "roles", "members", "waits"}
+        assert set(status) == {"namespace", "as_of", "roles", "members", "waits", "unattended"}
         (role,) = status["roles"]
         assert set(role) == {"role", "token", "leader", "overdue", "candidates"}
         assert set(role["leader"]) == {"role", "token", "member_id", "name", "since", "renewed_ago"}

@@ -85,6 +85,10 @@ def _on_screen(looks: Iterator[Overview | str]) -> None:
             if isinstance(look, Overview):
                 title = Text(f"{moment}  {_summary(look)}", style="bold", no_wrap=True, overflow="ellipsis")
                 shown = _tables(look, live.console)
+                if look.unattended is not None:
+                    shown.insert(
+                        0, Text(printable(look.unattended), style="bold red", no_wrap=True, overflow="ellipsis")
+                    )
             else:
                 title = Text(f"{moment}  {look}", style="bold red")
             live.update(Group(title, *shown), refresh=True)
@@ -113,8 +117,8 @@ def _tables(look: Overview, terminal: Console) -> list[Any]:
     roles_table = RoleTable(members)
     roles = roles_table.ordered(look.roles)
     footer = int(terminal.height >= LOW)
-    # The title takes one line, and so does the empty line before each table.
-    lines = terminal.height - 3 - footer
+    # The title takes one line, and so do what is said if no member renews, and the empty line before each table.
+    lines = terminal.height - 3 - footer - (look.unattended is not None)
     for_roles, for_members = len(roles) + HEADING, len(members) + HEADING
     if for_roles + for_members > lines:
         for_members = min(for_members, max(lines // 3, lines - for_roles))
@@ -186,6 +190,10 @@ def _as_json(looks: Iterator[Overview | str], namespace: str) -> None:
 
 AWAY = ""
 """The key of the text about an unreachable database, in a dict that is keyed by role: no role has an empty name."""
+NOBODY = " "
+"""The key of the text that no member renews. No role has this name, either."""
+OVER = {AWAY: "the database is back", NOBODY: "a member renews again"}
+"""What is printed when a text does not hold any more."""
 
 
 def _as_lines(looks: Iterator[Overview | str]) -> None:
@@ -194,12 +202,13 @@ def _as_lines(looks: Iterator[Overview | str]) -> None:
     for look in looks:
         roles = look.roles if isinstance(look, Overview) else []
         lines = {role.role: _line(role) for role in roles}
+        # A later text does not replace the first one, so it is printed once.
         if isinstance(look, str):
-            # A later text does not replace the first one, so it is printed once.
             lines = {AWAY: look} | known
+        elif look.unattended is not None:
+            lines = {NOBODY: known.get(NOBODY, printable(look.unattended))} | lines
         news = [line for role, line in lines.items() if known.get(role) != line]
-        if AWAY in known and AWAY not in lines:
-            news.insert(0, "the database is back")
+        news[:0] = [text for key, text in OVER.items() if key in known and key not in lines]
         for line in news:
             click.echo(f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} {line}")
         sys.stdout.flush()

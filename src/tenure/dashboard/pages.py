@@ -151,15 +151,18 @@ class Pages:
         known = await subjects.jobs(self._reader)
         runs = await subjects.runs(self._reader, role, job) if job else known.runs
         newest = reports.newest_tokens(known.jobs)
+        latest = await subjects.snapshot(self._reader)
+        led = reports.led_roles(latest.overview) if latest.overview else ()
         found = [record for record in known.jobs if not job or (record.job == job and role in (None, record.role))]
         values = {
             **_paged(request, found),
             "runs": runs[:ROWS],
             "job": job,
             "total": len(known.jobs),
-            "state": lambda record: reports.state_of(record, newest[record.role]),
+            "state": lambda record: reports.state_of(record, newest[record.role], led),
+            "awaits_leader": lambda record: reports.awaits_leader(record, led),
         }
-        return self._render(request, await subjects.snapshot(self._reader), "jobs.html", "jobs", values)
+        return self._render(request, latest, "jobs.html", "jobs", values)
 
     async def _waits(self, request: Request) -> Response:
         latest, known = await subjects.snapshot(self._reader), await subjects.jobs(self._reader)
