@@ -18,6 +18,7 @@ from tenure import (
     JobRecord,
     LeaderInfo,
     MemberInfo,
+    NotLeader,
     Overview,
     Registry,
     RoleInfo,
@@ -153,7 +154,9 @@ class HandOver:
 
     @classmethod
     def ask(cls, registry: Registry, role: str, to: str | None, timeout: float) -> HandOver:
-        """Ask the leader to resign, and wait until it has."""
+        """Ask the leader to resign, and wait until it has. Raise NotLeader if no member renews any more."""
+        if (unattended := registry.overview().unattended) is not None:
+            raise NotLeader(f"nothing was done: {unattended}")
         asked = now()
         after = registry.resign(role, to, timeout)
         seconds = now() - asked

@@ -356,7 +356,8 @@ def test_resign_says_why_not(store_url):
         leads, _ = nodes.pair("r")
         elsewhere = nodes("elsewhere")
         until(lambda: elsewhere.member_id, "it joined")
-        for to in ("nobody", "elsewhere", "leader"):
+        assert "role 'r': 'leader' leads already" in Answer("resign", "r", "--to", "leader", url=store_url).err
+        for to in ("nobody", "elsewhere"):
             answer = Answer("resign", "r", "--to", to, url=store_url)
             assert answer.code == 2
             assert f"no other candidate is named {to!r}; the other candidates are 'standby'" in answer.err

@@ -11,7 +11,7 @@ import click
 
 from tenure import Candidate, MemberInfo, Registry, RoleInfo, WaitInfo
 from tenure.base.durations import duration, exact
-from tenure.cli.options import as_json, database
+from tenure.cli.options import as_json, database, role_is_argument
 from tenure.cli.output import (
     Columns,
     brief,
@@ -63,6 +63,7 @@ LAST_TERMS = 5
 
 @click.command()
 @click.argument("role", required=False)
+@role_is_argument
 @database
 @as_json
 def status(role: str | None, url: str | None, namespace: str | None, schema: str, *, json_: bool) -> None:
@@ -263,6 +264,7 @@ def _mark_term(row: HistoryRow) -> tuple[str, str, str]:
 @click.argument("role", required=False, metavar="ROLE")
 @click.option("--limit", type=click.IntRange(1, 1_000_000), default=20, show_default=True,
               help="How many terms to show, the newest first.")  # fmt: skip
+@role_is_argument
 @database
 @as_json
 def history(role: str | None, limit: int, url: str | None, namespace: str | None, schema: str, *, json_: bool) -> None:

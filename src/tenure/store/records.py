@@ -299,9 +299,11 @@ def history(tables: Tables, role: str, limit: int) -> list[TermRecord]:
     return records
 
 
-def candidate_id(role: str, to: str, others: list[Candidate]) -> str:
+def candidate_id(role: str, to: str, others: list[Candidate], before: LeaderInfo | None = None) -> str:
     """Return the id of the one candidate whose name or id is ``to``; raise ConfigError if none or several match."""
     ids = [candidate.member_id for candidate in others if to in (candidate.name, candidate.member_id)]
+    if not ids and before is not None and to in (before.name, before.member_id):
+        raise ConfigError(f"role {role!r}: {to!r} leads already")
     if not ids:
         names = ", ".join(repr(candidate.name) for candidate in others)
         known = f"the other candidates are {names}" if names else "there are no other candidates"
