@@ -76,6 +76,11 @@ def state_of_role(role: RoleInfo) -> str:
     return "vacant" if role.candidates else "idle"
 
 
+def standing_by(role: RoleInfo) -> int:
+    """Return how many candidates do not lead. The leader is one of the candidates, unless it is about to leave."""
+    return max(0, role.candidates - (role.leader is not None))
+
+
 LATE = 0.5
 """After which part of its TTL a member is late: a node renews every quarter of it, and no setting lets it wait for
 half of it."""

@@ -95,10 +95,10 @@ def test_status_shows_who_leads_what(store_url):
         leads, _ = nodes.pair("scheduler")
         nodes("third").election("other").wait(20)
         header, *rows, blank, other_header, _, _, third, _, _ = tell("status", url=store_url).lines
-        assert header == ["ROLE", "LEADER", "TOKEN", "SINCE", "RENEWED", "CANDIDATES"]
+        assert header == ["ROLE", "LEADER", "TOKEN", "SINCE", "RENEWED", "STANDBY"]
         assert [(row[0], row[1], row[2], row[5]) for row in rows] == [
-            ("other", "third", "1", "1"),
-            ("scheduler", "leader", "1", "2"),
+            ("other", "third", "1", "0"),
+            ("scheduler", "leader", "1", "1"),
         ]
         assert blank == [""]
         assert other_header == ["MEMBER", "HOST", "PID", "VERSION", "MODE", "TTL", "RENEWED"]
@@ -316,7 +316,7 @@ def test_resign_moves_the_role_to_the_one_named(store_url):
     with Nodes(store_url, renew_every=0.3) as nodes:
         nodes.pair("r")
         nodes("third").election("r")
-        until(lambda: tell("status", url=store_url).lines[1][5] == "3", "three candidates")
+        until(lambda: tell("status", url=store_url).lines[1][5] == "2", "two that stand by")
         assert tell("resign", "r", "--to", "third", url=store_url).out == "r: third leads now, with token 2\n"
         row = tell("status", url=store_url).lines[1]
         assert row[1] == "third"

@@ -134,3 +134,14 @@ def test_role_in_detail_has_the_marks_of_the_table(sqlite_url, seconds, word):
             assert facts["renewed"].endswith(f" ago, {word}")
             assert facts["b"].endswith(f" ago, {word}")
         assert facts["c"].endswith(" ago")
+
+
+def test_leader_that_is_the_last_process_has_no_standby(sqlite_url):
+    with Desk(sqlite_url, name="b", ttl=60) as desk, Desk(sqlite_url, name="c", ttl=60) as other:
+        desk.lead("r")
+        app = dashboard(sqlite_url, access=lambda _: ("view", "vera"))
+        assert [line[5] for line in tell("status", url=sqlite_url).lines[:2]] == ["STANDBY", "0"]
+        assert '<td class="least number">0</td>' in ask(app).text
+        other.stand("r")
+        assert tell("status", url=sqlite_url).lines[1][5] == "1"
+        assert json.loads(tell("status", "--json", url=sqlite_url).out)["roles"][0]["candidates"] == 2

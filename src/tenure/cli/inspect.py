@@ -27,7 +27,17 @@ from tenure.cli.output import (
     without_password,
     zone_note,
 )
-from tenure.reports import HistoryRow, RoleDetail, Status, by_name, is_late, is_overdue, last_terms, state_of_role
+from tenure.reports import (
+    HistoryRow,
+    RoleDetail,
+    Status,
+    by_name,
+    is_late,
+    is_overdue,
+    last_terms,
+    standing_by,
+    state_of_role,
+)
 from tenure.settings import some_names
 
 MEMBER_COLUMNS = {
@@ -56,7 +66,7 @@ MARKS = {
     "led": ("●", "bold green", ""),
     "idle": ("·", "dim", "dim"),
 }
-SPARE = ("SINCE", "VERSION", "MODE", "PID", "CANDIDATES", "TTL")
+SPARE = ("SINCE", "VERSION", "MODE", "PID", "STANDBY", "TTL")
 """What a narrow terminal does not show, in this order, so that the names can be read."""
 LAST_TERMS = 5
 
@@ -72,8 +82,9 @@ def status(role: str | None, url: str | None, namespace: str | None, schema: str
     The first command to run when you wonder who leads. Roles that need attention come first: overdue ones, then those
     without a leader that have candidates, those with a leader, and those without candidates. An overdue leader has not
     renewed its lease within its TTL: it is dead, paused or cut off, and no other node has taken over yet. A late one
-    has missed a renewal, which happens on a busy machine, too. If the nodes are waiting for something, such as old
-    leases after the promotion of a replica, the last lines say for what, and until when.
+    has missed a renewal, which happens on a busy machine, too. STANDBY counts the candidates that do not lead. If the
+    nodes are waiting for something, such as old leases after the promotion of a replica, the last lines say for what,
+    and until when.
 
     \b
     tenure status
@@ -179,7 +190,7 @@ class RoleTable:
             "TOKEN": lambda role: role.token,
             "SINCE": lambda role: when(role.leader.since) if role.leader else "-",
             "RENEWED": lambda role: _renewed(role.leader, self.state(role)) if role.leader else "-",
-            "CANDIDATES": lambda role: role.candidates,
+            "STANDBY": standing_by,
         }
 
     def state(self, role: RoleInfo) -> str:

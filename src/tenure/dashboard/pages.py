@@ -117,6 +117,7 @@ class Pages:
         counts = {state: sum(_state(role) == state for role in roles) for state in ("vacant", "overdue")}
         troubled_first = sorted(found, key=lambda role: (_state(role) == "led", role.role))
         values = {**_paged(request, troubled_first), "counts": counts, "total": len(roles), "state": _state}
+        values["standing_by"] = reports.standing_by
         return self._render(request, latest, "roles.html", "./", values)
 
     async def _role(self, request: Request) -> Response:
