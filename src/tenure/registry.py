@@ -261,6 +261,8 @@ class Registry:
         of_role = "" if role is None else f" of role {role!r}"
         if any(record.job == job for record in found):
             raise ConfigError(f"job {job!r}{of_role} is in no schedule: its runs are claimed by hand")
+        if role is not None:
+            self.role(role)
         names = some_names(record.job for record in known) if known else "none"
         raise ConfigError(f"no schedule{of_role} has a job {job!r}; known jobs: {names}")
 
@@ -289,7 +291,7 @@ class Registry:
             )
         with self._asking():
             others = [other for other in records.candidates(self, role) if other.member_id != before.member_id]
-        member_id = None if to is None else records.candidate_id(role, check_name("to", to), others)
+        member_id = None if to is None else records.candidate_id(role, check_name("to", to), others, before)
         self._request(role, before, member_id, deadline)
         pauses = itertools.chain(FIRST_LOOKS_S, itertools.repeat(LOOK_EVERY_S))
         while (after := self._leader(role)) is not None and after.token == before.token:

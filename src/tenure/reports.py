@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import zip_longest
@@ -18,6 +18,7 @@ from tenure import (
     JobRecord,
     LeaderInfo,
     MemberInfo,
+    NotLeader,
     Overview,
     Registry,
     RoleInfo,
@@ -54,6 +55,8 @@ class Status:
     roles: list[RoleInfo]
     members: list[MemberInfo]
     waits: list[WaitInfo]
+    unattended: str | None
+    """That no member renews any more; None if one does."""
 
     @classmethod
     def of(cls, registry: Registry) -> Status:
@@ -63,7 +66,7 @@ class Status:
     @classmethod
     def made(cls, overview: Overview, waits: list[WaitInfo]) -> Status:
         """Put together what was read."""
-        return cls(overview.namespace, overview.as_of, overview.roles, overview.members, waits)
+        return cls(overview.namespace, overview.as_of, overview.roles, overview.members, waits, overview.unattended)
 
 
 def state_of_role(role: RoleInfo) -> str:
@@ -73,14 +76,24 @@ def state_of_role(role: RoleInfo) -> str:
     return "vacant" if role.candidates else "idle"
 
 
+def standing_by(role: RoleInfo) -> int:
+    """Return how many candidates do not lead. The leader is one of the candidates, unless it is about to leave."""
+    return max(0, role.candidates - (role.leader is not None))
+
+
 LATE = 0.5
 """After which part of its TTL a member is late: a node renews every quarter of it, and no setting lets it wait for
 half of it."""
 
 
-def is_late(member: MemberInfo) -> bool:
+def is_overdue(member: MemberInfo | Candidate) -> bool:
+    """Whether a member has not renewed within its TTL."""
+    return member.renewed_ago > member.ttl
+
+
+def is_late(member: MemberInfo | Candidate) -> bool:
     """Whether a member has missed a renewal or more: it may hang, and others notice that when its lease is over."""
-    return not member.overdue and member.renewed_ago > LATE * member.ttl
+    return not is_overdue(member) and member.renewed_ago > LATE * member.ttl
 
 
 def by_name(members: Iterable[MemberInfo]) -> list[MemberInfo]:
@@ -99,14 +112,17 @@ class RoleDetail:
     terms: list[HistoryRow]
     """The last terms, newest first."""
     waits: list[WaitInfo]
+    unattended: str | None
+    """As in :class:`Status`."""
 
     @classmethod
     def of(cls, registry: Registry, name: str, terms: int) -> RoleDetail:
         """Read a role from the database; raise ConfigError if there is no such role."""
         role = registry.role(name)
         waits = [wait for wait in registry.waits() if wait.role in (None, name)]
-        as_of = registry.overview().as_of
-        return cls(registry.namespace, as_of, role, registry.candidates(name), last_terms(registry, name, terms), waits)
+        candidates, last = registry.candidates(name), last_terms(registry, name, terms)
+        overview = registry.overview()
+        return cls(registry.namespace, overview.as_of, role, candidates, last, waits, overview.unattended)
 
 
 @dataclass(frozen=True)
@@ -118,13 +134,15 @@ class Reading:
     roles: list[RoleInfo] | None
     members: list[MemberInfo] | None
     error: str | None
+    unattended: str | None
+    """As in :class:`Status`."""
 
     @classmethod
     def of(cls, namespace: str, look: Overview | str) -> Reading:
         """Return what was read, or why it could not be read."""
         if isinstance(look, str):
-            return cls(namespace, None, None, None, look)
-        return cls(namespace, look.as_of, look.roles, look.members, None)
+            return cls(namespace, None, None, None, look, None)
+        return cls(namespace, look.as_of, look.roles, look.members, None, look.unattended)
 
 
 @dataclass(frozen=True)
@@ -141,7 +159,9 @@ class HandOver:
 
     @classmethod
     def ask(cls, registry: Registry, role: str, to: str | None, timeout: float) -> HandOver:
-        """Ask the leader to resign, and wait until it has."""
+        """Ask the leader to resign, and wait until it has. Raise NotLeader if no member renews any more."""
+        if (unattended := registry.overview().unattended) is not None:
+            raise NotLeader(f"nothing was done: {unattended}")
         asked = now()
         after = registry.resign(role, to, timeout)
         seconds = now() - asked
@@ -220,27 +240,42 @@ def newest_tokens(jobs: Iterable[JobRecord]) -> dict[str, int]:
     return newest
 
 
-def state_of(job: JobRecord, newest: int) -> str:
-    """Return the state of a job, for people. ``newest`` is the token of the last leader that had a schedule."""
+def led_roles(overview: Overview) -> set[str]:
+    """Return the roles that have a leader that renews."""
+    return {role.role for role in overview.roles if state_of_role(role) == "led"}
+
+
+def state_of(job: JobRecord, newest: int, led: Collection[str]) -> str:
+    """Return the state of a job, for people.
+
+    ``newest`` is the token of the last leader that had a schedule, and ``led`` has the roles whose leader renews.
+    """
     if job.paused is not None:
         return "paused" + (f": {job.paused_reason}" if job.paused_reason else "")
     if job.ahead:
         return "ahead"
-    if job.listed is not None and job.listed < newest:
+    if not is_listed(job, newest):
         return "unknown"
-    if job.overdue:
-        return "overdue"
+    if job.overdue or awaits_leader(job, led):
+        return "overdue" if job.overdue else "no leader"
     if job.last is not None and job.last.outcome in ("begun", "failed", "lost"):
         return "running" if job.last.outcome == "begun" else job.last.outcome
     return "ok"
 
 
+def is_listed(job: JobRecord, newest: int) -> bool:
+    """Whether the last leader that had a schedule has the job in it, as far as that is recorded."""
+    return job.listed is None or job.listed >= newest
+
+
+def awaits_leader(job: JobRecord, led: Collection[str]) -> bool:
+    """Whether a job of a schedule does not run before a node leads: then nobody knows when its next run is."""
+    return job.spec is not None and job.role not in led
+
+
 def without_stale_next(jobs: Iterable[JobRecord], newest: Mapping[str, int]) -> list[JobRecord]:
     """Return jobs, without the next due time of those that the last leader's program does not have."""
-    return [
-        dataclasses.replace(job, next_due=None) if job.listed is not None and job.listed < newest[job.role] else job
-        for job in jobs
-    ]
+    return [job if is_listed(job, newest[job.role]) else dataclasses.replace(job, next_due=None) for job in jobs]
 
 
 def about_states(states: Iterable[str]) -> list[str]:
@@ -310,6 +345,8 @@ def all_waits(overview: Overview, of_nodes: Iterable[WaitInfo], jobs: Iterable[J
         Wait("namespace" if wait.role is None else "role", wait.role or overview.namespace, wait.reason, ends=wait.ends)
         for wait in of_nodes
     ]
+    if overview.unattended is not None:
+        found.insert(0, Wait("namespace", overview.namespace, overview.unattended))
     vacant = [Wait("role", role.role, _vacant(role)) for role in overview.roles if role.leader is None]
     return [*found, *vacant, *(wait for job in jobs for wait in _job_waits(job, overview.as_of))]
 

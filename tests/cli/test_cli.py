@@ -77,11 +77,11 @@ def test_word_about_promotions_is_refused_where_it_cannot_be_true(store_url):
 
 @pytest.mark.twin("postgres")
 def test_status_shows_what_is_waited_for_and_until_when(store_url):
-    with Desk(store_url, ttl=10.0) as desk:
+    with Desk(store_url, ttl=10.0) as desk, Desk(store_url, ttl=10.0):
         desk.lead("r")
         namespaces, members = table(store_url, "namespaces"), table(store_url, "members")
         execute(store_url, f"update {namespaces} set incarnation = 'elsewhere:1', max_ttl_ms = 30000")
-        execute(store_url, f"update {members} set renewed_at = joined_at, ttl_ms = 1")
+        execute(store_url, f"update {members} set renewed_at = joined_at, ttl_ms = 1 where id = '{desk.id}'")
         told = tell("status", url=store_url).out
         assert re.search(r"waiting: no node is elected before .* is over \([\d.]+ s more, until .*\d\)", told)
         assert re.search(r"waiting: role r: leader 'desk-\d+' has not renewed .* \(it ends at any moment\)", told)
@@ -95,10 +95,10 @@ def test_status_shows_who_leads_what(store_url):
         leads, _ = nodes.pair("scheduler")
         nodes("third").election("other").wait(20)
         header, *rows, blank, other_header, _, _, third, _, _ = tell("status", url=store_url).lines
-        assert header == ["ROLE", "LEADER", "TOKEN", "SINCE", "RENEWED", "CANDIDATES"]
+        assert header == ["ROLE", "LEADER", "TOKEN", "SINCE", "RENEWED", "STANDBY"]
         assert [(row[0], row[1], row[2], row[5]) for row in rows] == [
-            ("other", "third", "1", "1"),
-            ("scheduler", "leader", "1", "2"),
+            ("other", "third", "1", "0"),
+            ("scheduler", "leader", "1", "1"),
         ]
         assert blank == [""]
         assert other_header == ["MEMBER", "HOST", "PID", "VERSION", "MODE", "TTL", "RENEWED"]
@@ -187,7 +187,7 @@ def test_json_has_the_documented_shape(store_url):
     with Nodes(store_url, ttl=30) as nodes:
         nodes.pair("scheduler")
         status = json.loads(tell("status", "--json", url=store_url).out)
-        assert set(status) == {"namespace", "as_of", "roles", "members", "waits"}
+        assert set(status) == {"namespace", "as_of", "roles", "members", "waits", "unattended"}
         (role,) = status["roles"]
         assert set(role) == {"role", "token", "leader", "overdue", "candidates"}
         assert set(role["leader"]) == {"role", "token", "member_id", "name", "since", "renewed_ago"}
@@ -319,7 +319,7 @@ def test_resign_moves_the_role_to_the_one_named(store_url):
     with Nodes(store_url, renew_every=0.3) as nodes:
         nodes.pair("r")
         nodes("third").election("r")
-        until(lambda: tell("status", url=store_url).lines[1][5] == "3", "three candidates")
+        until(lambda: tell("status", url=store_url).lines[1][5] == "2", "two that stand by")
         assert tell("resign", "r", "--to", "third", url=store_url).out == "r: third leads now, with token 2\n"
         row = tell("status", url=store_url).lines[1]
         assert row[1] == "third"
@@ -359,7 +359,8 @@ def test_resign_says_why_not(store_url):
         leads, _ = nodes.pair("r")
         elsewhere = nodes("elsewhere")
         until(lambda: elsewhere.member_id, "it joined")
-        for to in ("nobody", "elsewhere", "leader"):
+        assert "role 'r': 'leader' leads already" in Answer("resign", "r", "--to", "leader", url=store_url).err
+        for to in ("nobody", "elsewhere"):
             answer = Answer("resign", "r", "--to", to, url=store_url)
             assert answer.code == 2
             assert f"no other candidate is named {to!r}; the other candidates are 'standby'" in answer.err

@@ -138,7 +138,7 @@ def test_pictures_are_of_the_present_demo():
     assert len(later) == 3
     assert all(f", {took} later" in picture for took in later), "both are of the same run"
     status = (REPOSITORY / "docs" / "screens" / "status.svg").read_text()
-    assert all(column in status for column in ("ROLE", "LEADER", "TOKEN", "SINCE", "RENEWED", "CANDIDATES"))
+    assert all(column in status for column in ("ROLE", "LEADER", "TOKEN", "SINCE", "RENEWED", "STANDBY"))
 
 
 # --- what it does not claim ---------------------------------------------------------------------------------

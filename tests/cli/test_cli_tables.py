@@ -83,7 +83,9 @@ def test_table_across_a_change_of_the_clocks_names_both_zones(sqlite_url, zone):
 
 def test_jobs_say_which_times_are_local_and_which_are_in_the_zone_of_the_job(scheduled, zone):
     zone("Asia/Kolkata")
-    *_, invoices, _, said = tell("jobs", url=scheduled).lines
+    with Desk(scheduled) as desk:
+        desk.lead("scheduler")
+        *_, invoices, _, said = tell("jobs", url=scheduled).lines
     assert said == ["NEXT and LAST are local times, IST (UTC+5:30); DUE is in the zone that it names"]
     assert invoices[2] == "30 2 * * * America/New_York"
     assert invoices[3].partition(" ")[2] in ("12:00:00", "13:00:00"), "local time"

@@ -7,13 +7,14 @@ import time
 
 import click
 
-from tenure import Registry, fence_sql, tables_sql
+from tenure import ConfigError, Registry, fence_sql, tables_sql
 from tenure.base.durations import exact
-from tenure.cli.internals import grants_sql, promotion_is_kept
+from tenure.cli import exit_codes
+from tenure.cli.internals import grants_sql, promotion_is_kept, refuse_to_forget
 from tenure.cli.options import Seconds, as_json, database, schema_option
-from tenure.cli.output import print_json, report_errors, without_password
+from tenure.cli.output import Ended, print_json, report_errors, without_password
 from tenure.reports import HandOver
-from tenure.settings import PROMOTIONS
+from tenure.settings import PROMOTIONS, some_names
 
 
 @click.command()
@@ -154,16 +155,37 @@ def forget(
     with Registry(url, namespace=namespace if name is None else name, schema=schema) as registry:
         if role is not None:
             info = registry.role(role)
+            refuse_to_forget(registry, info)
             _confirm(f"Delete role {role!r} of namespace {registry.namespace!r}, with {info.token} as last token?", yes)
             registry.forget_role(role)
             click.echo(f"role {role!r} of namespace {registry.namespace!r} is deleted; its last token is kept")
         else:
+            _check_namespace(registry, url, schema)
+            refuse_to_forget(registry, None)
             _confirm(f"Delete namespace {name!r}, with {len(registry.roles())} roles and their tokens?", yes)
             registry.forget()
             click.echo(f"namespace {name!r} is deleted")
 
 
+def _check_namespace(registry: Registry, url: str | None, schema: str) -> None:
+    """Raise ConfigError if the namespace does not exist; name the option if it is a role's name."""
+    known, name = registry.namespaces(), registry.namespace
+    if name in known:
+        return
+    hint = f"existing namespaces: {some_names(known) if known else 'none'}"
+    with Registry(url, schema=schema) as usual:
+        if name in (info.role for info in usual.roles()):
+            hint = f"to delete the role of namespace {usual.namespace!r}, give `tenure forget --role {name}`"
+    raise ConfigError(f"namespace {name!r} does not exist; {hint}")
+
+
 def _confirm(question: str, yes: bool) -> None:
     """Ask, unless the caller has said yes already; exit with 1 if the answer is no."""
-    if not yes and not click.confirm(without_password(question)):
-        sys.exit(1)
+    try:
+        if yes or click.confirm(without_password(question)):
+            return
+    except click.Abort:
+        if sys.stdin is not None and sys.stdin.isatty():
+            raise
+        raise Ended(exit_codes.USAGE, "nobody answered the question: give --yes") from None
+    sys.exit(1)

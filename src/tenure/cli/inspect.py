@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from tenure import MemberInfo, Registry, RoleInfo, WaitInfo
+from tenure import Candidate, MemberInfo, Registry, RoleInfo, WaitInfo
 from tenure.base.durations import duration, exact
-from tenure.cli.options import as_json, database
+from tenure.cli.options import as_json, database, role_is_argument
 from tenure.cli.output import (
     Columns,
     brief,
@@ -27,7 +27,17 @@ from tenure.cli.output import (
     without_password,
     zone_note,
 )
-from tenure.reports import HistoryRow, RoleDetail, Status, by_name, is_late, last_terms, state_of_role
+from tenure.reports import (
+    HistoryRow,
+    RoleDetail,
+    Status,
+    by_name,
+    is_late,
+    is_overdue,
+    last_terms,
+    standing_by,
+    state_of_role,
+)
 from tenure.settings import some_names
 
 MEMBER_COLUMNS = {
@@ -44,7 +54,7 @@ CANDIDATE_COLUMNS = {
     "HOST": lambda candidate: candidate.host,
     "PID": lambda candidate: candidate.pid,
     "TTL": lambda candidate: exact(candidate.ttl),
-    "RENEWED": lambda candidate: f"{duration(candidate.renewed_ago)} ago",
+    "RENEWED": lambda candidate: _renewed(candidate, mark_word(candidate)),
 }
 DETAILS = {**MEMBER_COLUMNS, "LEADS": lambda member: _few(member.leads), "ID": lambda member: member.member_id}
 
@@ -56,13 +66,14 @@ MARKS = {
     "led": ("●", "bold green", ""),
     "idle": ("·", "dim", "dim"),
 }
-SPARE = ("SINCE", "VERSION", "MODE", "PID", "CANDIDATES", "TTL")
+SPARE = ("SINCE", "VERSION", "MODE", "PID", "STANDBY", "TTL")
 """What a narrow terminal does not show, in this order, so that the names can be read."""
 LAST_TERMS = 5
 
 
 @click.command()
 @click.argument("role", required=False)
+@role_is_argument
 @database
 @as_json
 def status(role: str | None, url: str | None, namespace: str | None, schema: str, *, json_: bool) -> None:
@@ -71,8 +82,9 @@ def status(role: str | None, url: str | None, namespace: str | None, schema: str
     The first command to run when you wonder who leads. Roles that need attention come first: overdue ones, then those
     without a leader that have candidates, those with a leader, and those without candidates. An overdue leader has not
     renewed its lease within its TTL: it is dead, paused or cut off, and no other node has taken over yet. A late one
-    has missed a renewal, which happens on a busy machine, too. If the nodes are waiting for something, such as old
-    leases after the promotion of a replica, the last lines say for what, and until when.
+    has missed a renewal, which happens on a busy machine, too. STANDBY counts the candidates that do not lead. If the
+    nodes are waiting for something, such as old leases after the promotion of a replica, the last lines say for what,
+    and until when.
 
     \b
     tenure status
@@ -99,6 +111,7 @@ def print_status(registry: Registry, *, json_: bool) -> None:
         members = by_name(overview.members)
         table = RoleTable(members)
         roles = table.ordered(overview.roles)
+        print_unattended(overview.unattended)
         role_columns, member_columns = fitting(roles, table.columns, SPARE), fitting(members, MEMBER_COLUMNS, SPARE)
         show(roles, role_columns, table.mark)
         click.echo()
@@ -114,29 +127,39 @@ def _print_role(detail: RoleDetail, *, json_: bool) -> None:
     if json_:
         print_json(detail)
         return
+    print_unattended(detail.unattended)
     role, leader = detail.role, detail.role.leader
+    word = RoleTable(detail.candidates).state(role)
     state = {
         "overdue": "overdue: the leader has not renewed within its TTL",
+        "late": "late: the leader has missed a renewal",
         "vacant": "without a leader",
         "led": "led",
         "idle": "without a leader and without candidates",
-    }[state_of_role(role)]
+    }[word]
     facts = {"role": role.role, "state": state, "leader": leader.name if leader else "-", "token": role.token}
     if leader is not None:
         facts["since"] = f"{when(leader.since)}, for {duration((detail.as_of - leader.since).total_seconds())}"
-        facts["renewed"] = f"{duration(leader.renewed_ago)} ago"
+        facts["renewed"] = _renewed(leader, word)
     for label, value in facts.items():
-        echo(printable(f"{label:<9}{value}"), MARKS[state_of_role(role)][2] if label == "state" else "")
+        echo(printable(f"{label:<9}{value}"), MARKS[word][2] if label == "state" else "")
     moments = [leader.since] if leader is not None else []
     moments += _print_waits(detail.waits, detail.as_of)
     if detail.candidates:
         click.echo()
-        show(sorted(detail.candidates, key=lambda candidate: candidate.name), CANDIDATE_COLUMNS)
+        show(sorted(detail.candidates, key=lambda candidate: candidate.name), CANDIDATE_COLUMNS, mark_member)
     if detail.terms:
         click.echo()
         _show_terms(detail.terms, detail.as_of, moments)
     else:
         notes(*zone_note(moments))
+
+
+def print_unattended(text: str | None) -> None:
+    """Print first that no member renews: what follows is how things were."""
+    if text is not None:
+        echo(printable(text), "bold red")
+        click.echo()
 
 
 def _print_waits(waits: list[WaitInfo], as_of: datetime) -> list[datetime]:
@@ -159,7 +182,7 @@ def _print_waits(waits: list[WaitInfo], as_of: datetime) -> list[datetime]:
 class RoleTable:
     """How roles are shown: a role whose leader is late is marked, and only the members' TTLs say who is late."""
 
-    def __init__(self, members: Iterable[MemberInfo]) -> None:
+    def __init__(self, members: Iterable[MemberInfo | Candidate]) -> None:
         self._late = {member.member_id for member in members if is_late(member)}
         self.columns: Columns = {
             "ROLE": lambda role: role.role,
@@ -167,7 +190,7 @@ class RoleTable:
             "TOKEN": lambda role: role.token,
             "SINCE": lambda role: when(role.leader.since) if role.leader else "-",
             "RENEWED": lambda role: _renewed(role.leader, self.state(role)) if role.leader else "-",
-            "CANDIDATES": lambda role: role.candidates,
+            "STANDBY": standing_by,
         }
 
     def state(self, role: RoleInfo) -> str:
@@ -184,12 +207,12 @@ class RoleTable:
         return MARKS[self.state(role)]
 
 
-def mark_word(member: MemberInfo) -> str:
+def mark_word(member: MemberInfo | Candidate) -> str:
     """Return whether a member is overdue, or late; else that it is well."""
-    return "overdue" if member.overdue else "late" if is_late(member) else "led"
+    return "overdue" if is_overdue(member) else "late" if is_late(member) else "led"
 
 
-def mark_member(member: MemberInfo) -> tuple[str, str, str]:
+def mark_member(member: MemberInfo | Candidate) -> tuple[str, str, str]:
     """Return the sign and the colours of a member."""
     return MARKS[mark_word(member)]
 
@@ -258,6 +281,7 @@ def _mark_term(row: HistoryRow) -> tuple[str, str, str]:
 @click.argument("role", required=False, metavar="ROLE")
 @click.option("--limit", type=click.IntRange(1, 1_000_000), default=20, show_default=True,
               help="How many terms to show, the newest first.")  # fmt: skip
+@role_is_argument
 @database
 @as_json
 def history(role: str | None, limit: int, url: str | None, namespace: str | None, schema: str, *, json_: bool) -> None:

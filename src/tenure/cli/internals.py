@@ -14,7 +14,7 @@ from tenure.internals import engine_of, holding_of
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from tenure import Election, Node, Registry, Run, Term
+    from tenure import Election, Node, Registry, RoleInfo, Run, Term
 
 T = TypeVar("T")
 
@@ -67,6 +67,21 @@ def promotion_is_kept(registry: Registry) -> bool:
 
     with registry:
         return namespaces.promotion_is_kept(registry)
+
+
+def refuse_to_forget(registry: Registry, info: RoleInfo | None) -> None:
+    """Raise ConfigError if a role is in use, or a namespace (if ``info`` is None). To be asked before the operator."""
+    from tenure.errors import ConfigError  # noqa: PLC0415 - as above
+    from tenure.store import forgetting  # noqa: PLC0415
+
+    if info is None:
+        if names := [member.name for member in registry.members()]:
+            raise ConfigError(forgetting.namespace_refusal(registry.namespace, names))
+        return
+    leaders = [info.leader.name] if info.leader is not None else []
+    others = [one.name for one in registry.candidates(info.role) if one.name not in leaders]
+    if leaders or others:
+        raise ConfigError(forgetting.role_refusal(registry.namespace, info.role, leaders, others))
 
 
 def claim_run(term: Term, job: str, due: datetime) -> Run | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import click
 
 from tenure import ConfigError, JobRecord, Registry, RunRecord
@@ -21,8 +23,11 @@ from tenure.cli.output import (
 from tenure.reports import (
     about_states,
     attempt,
+    awaits_leader,
     definition,
     first_line,
+    is_listed,
+    led_roles,
     newest_tokens,
     state_of,
     took,
@@ -78,7 +83,8 @@ def jobs(
     """Show every job of the schedules: when it is due, its last run, and its state.
 
     The states are: ok; running, failed and lost (the last run); overdue (a run should have begun more than a minute
-    ago); paused; unknown (the last leader's program does not have the job); and ahead: the last run is in the future,
+    ago); no leader (no node leads the role, or its leader is overdue, so nobody knows of the next run: NEXT says "when
+    led"); paused; unknown (the last leader's program does not have the job); and ahead: the last run is in the future,
     because the database's clock was ahead and was set right. Such a job waits until then, unless you give --reset. A
     job that is due "by hand" is in no schedule: a program, or `tenure run --claim`, claims its runs.
 
@@ -89,22 +95,29 @@ def jobs(
     with Registry(url, namespace=namespace, schema=schema) as registry:
         if reset is not None and not registry.reset(reset, role=role):
             raise ConfigError(f"the last run of job {reset!r} is not in the future: there is nothing to reset")
-        found = registry.jobs(role)
+        if role is not None:
+            # An unknown role is an error, as in `tenure status ROLE`.
+            registry.role(role)
+        found, led = registry.jobs(role), led_roles(registry.overview())
     newest = newest_tokens(found)
     found = found if json_ else without_stale_next(found, newest)
-    columns = {**JOB_COLUMNS, "STATE": lambda job: state_of(job, newest[job.role])}
+    columns = {
+        **JOB_COLUMNS,
+        "NEXT": lambda job: "when led" if awaits_leader(job, led) else JOB_COLUMNS["NEXT"](job),
+        "STATE": lambda job: state_of(job, newest[job.role], led),
+    }
     # What a narrow terminal does not show: STATE says how the last run ended.
     spare = ("ROLE", "LAST", "DUE") if len(newest) == 1 else ("LAST", "ROLE", "DUE")
     shown = columns if json_ else fitting(found, columns, spare)
     print_rows(found, shown, lambda: _nothing(registry, "jobs", role), json_=json_)
     if not json_:
         states = about_states(map(str, map(columns["STATE"], found)))
-        notes(*left_out(columns, shown), *states, *_about_zones(found, shown))
+        notes(*left_out(columns, shown), *states, *_about_zones(found, shown, led))
 
 
-def _about_zones(found: list[JobRecord], shown: Columns) -> list[str]:
+def _about_zones(found: list[JobRecord], shown: Columns, led: Collection[str]) -> list[str]:
     """Return the note on time zones: a cron expression has a zone of its own, and the other columns do not use it."""
-    moments = [job.next_due for job in found]
+    moments = [job.next_due for job in found if not awaits_leader(job, led)]
     moments += [job.last.due for job in found if job.last is not None and "LAST" in shown]
     if "DUE" not in shown or not any((job.spec or "").startswith("cron ") for job in found):
         return zone_note(moments)
@@ -161,8 +174,16 @@ def trigger(job: str, role: str | None, url: str | None, namespace: str | None, 
     """
     with Registry(url, namespace=namespace, schema=schema) as registry:
         asked = registry.trigger(job, role=role)
+        found, led = registry.jobs(role), led_roles(registry.overview())
     again = "" if asked else "a run was asked for before and has not begun yet; "
-    click.echo(f"{job}: {again}the leader runs it within seconds, or the next leader; `tenure runs {job}` shows it")
+    record = next(record for record in found if record.job == job and record.spec is not None)
+    who = "the leader runs it within seconds, or the next leader"
+    if record.role not in led:
+        who = f"no node leads role {record.role!r} now; the next leader runs it"
+    if not is_listed(record, newest_tokens(found)[record.role]):
+        nobody = "" if record.role in led else f", and no node leads role {record.role!r} now"
+        who = f"the program of the last leader does not have this job{nobody}; a leader whose program has it runs it"
+    click.echo(without_password(f"{job}: {again}{who}; `tenure runs {job}` shows it"))
 
 
 @click.command()

@@ -23,6 +23,15 @@ schema_option = click.option(
 lock_option = click.option(
     "--lock-id", help="An advisory lock of PostgreSQL that this process must hold to lead, such as 42 or 0x2A."
 )
+
+
+def _refuse_role(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    """Say how the role is given: other commands have the option."""
+    if value is not None:
+        raise click.UsageError(f"the role is an argument: `{ctx.command_path} {value}`")
+
+
+role_is_argument = click.option("--role", "_role", hidden=True, expose_value=False, callback=_refuse_role)
 as_json = click.option("--json", "json_", is_flag=True, help="Print JSON.")
 
 

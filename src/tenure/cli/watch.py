@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import click
 
 from tenure import Overview, Registry, RoleInfo
 from tenure.cli.inspect import MEMBER_COLUMNS, SPARE, RoleTable, mark_member
-from tenure.cli.options import Seconds, database
+from tenure.cli.options import Seconds, database, role_is_argument
 from tenure.cli.output import Columns, Marks, console, narrowed, on_terminal, one_line, printable, table
 from tenure.errors import StoreUnavailable
 from tenure.reports import Reading, by_name, state_of_role, to_json
@@ -29,25 +29,40 @@ LOW = 10
 
 
 @click.command()
+@click.argument("role", required=False)
 @click.option("--every", default=0.5, show_default=True, type=Seconds(0.1), help="Seconds between two readings.")
 @click.option("--count", type=click.IntRange(1), help="How many readings; endless by default.")
+@role_is_argument
 @database
 @click.option("--json", "json_", is_flag=True, help="Print JSON: a line for each reading.")
-def watch(every: float, count: int | None, url: str | None, namespace: str | None, schema: str, *, json_: bool) -> None:
-    """Show every role and its leader, live.
+def watch(
+    role: str | None,
+    every: float,
+    count: int | None,
+    url: str | None,
+    namespace: str | None,
+    schema: str,
+    *,
+    json_: bool,
+) -> None:
+    """Show every role and its leader, live; or ROLE only.
 
     Use this during a deployment or a failover test. Roles that need attention come first, as in `tenure status`: a late
     leader has missed a renewal, and an overdue one has let its lease run out. If not all roles fit, it says how many
-    are left out. In a pipe it prints a line for each change. It goes on while the database cannot be reached, but it
-    needs the tables, which the first node creates. Ctrl-C ends it.
+    are left out. In a pipe it prints a line for each change. Once the database has been reached, it goes on while
+    that cannot be reached. It needs the tables, which the first node creates. Ctrl-C ends it.
 
     \b
     tenure watch
+    tenure watch scheduler
     tenure watch | while read line; do notify-send "$line"; done
     tenure watch --json --every 5 | jq --unbuffered '.roles[] | select(.overdue)'
     """
     with Registry(url, namespace=namespace, schema=schema) as registry:
-        looks = _looks(registry, every, count)
+        if role is not None:
+            # An unknown role is an error, as in `tenure status ROLE`.
+            registry.role(role)
+        looks = (_about(look, role) for look in _looks(registry, every, count))
         if json_:
             _as_json(looks, registry.namespace)
         elif on_terminal():
@@ -73,7 +88,14 @@ def _looks(registry: Registry, every: float, count: int | None) -> Iterator[Over
         yield look
 
 
-def _on_screen(looks: Iterator[Overview | str]) -> None:
+def _about(look: Overview | str, role: str | None) -> Overview | str:
+    """Return a reading with one role, if one is asked for."""
+    if role is None or isinstance(look, str):
+        return look
+    return replace(look, roles=[info for info in look.roles if info.role == role])
+
+
+def _on_screen(looks: Iterable[Overview | str]) -> None:
     from rich.console import Group  # noqa: PLC0415 - only on a terminal
     from rich.live import Live  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -85,6 +107,10 @@ def _on_screen(looks: Iterator[Overview | str]) -> None:
             if isinstance(look, Overview):
                 title = Text(f"{moment}  {_summary(look)}", style="bold", no_wrap=True, overflow="ellipsis")
                 shown = _tables(look, live.console)
+                if look.unattended is not None:
+                    shown.insert(
+                        0, Text(printable(look.unattended), style="bold red", no_wrap=True, overflow="ellipsis")
+                    )
             else:
                 title = Text(f"{moment}  {look}", style="bold red")
             live.update(Group(title, *shown), refresh=True)
@@ -113,8 +139,8 @@ def _tables(look: Overview, terminal: Console) -> list[Any]:
     roles_table = RoleTable(members)
     roles = roles_table.ordered(look.roles)
     footer = int(terminal.height >= LOW)
-    # The title takes one line, and so does the empty line before each table.
-    lines = terminal.height - 3 - footer
+    # The title takes one line, and so do what is said if no member renews, and the empty line before each table.
+    lines = terminal.height - 3 - footer - (look.unattended is not None)
     for_roles, for_members = len(roles) + HEADING, len(members) + HEADING
     if for_roles + for_members > lines:
         for_members = min(for_members, max(lines // 3, lines - for_roles))
@@ -178,7 +204,7 @@ class Part:
         return ["", table(shown, columns, self.mark, one_line=True), *more]
 
 
-def _as_json(looks: Iterator[Overview | str], namespace: str) -> None:
+def _as_json(looks: Iterable[Overview | str], namespace: str) -> None:
     """Print each reading as a line of JSON."""
     for look in looks:
         click.echo(to_json(Reading.of(namespace, look), None))
@@ -186,20 +212,25 @@ def _as_json(looks: Iterator[Overview | str], namespace: str) -> None:
 
 AWAY = ""
 """The key of the text about an unreachable database, in a dict that is keyed by role: no role has an empty name."""
+NOBODY = " "
+"""The key of the text that no member renews. No role has this name, either."""
+OVER = {AWAY: "the database is back", NOBODY: "a member renews again"}
+"""What is printed when a text does not hold any more."""
 
 
-def _as_lines(looks: Iterator[Overview | str]) -> None:
+def _as_lines(looks: Iterable[Overview | str]) -> None:
     """Print what has changed since the previous reading."""
     known: dict[str, str] = {}
     for look in looks:
         roles = look.roles if isinstance(look, Overview) else []
         lines = {role.role: _line(role) for role in roles}
+        # A later text does not replace the first one, so it is printed once.
         if isinstance(look, str):
-            # A later text does not replace the first one, so it is printed once.
             lines = {AWAY: look} | known
+        elif look.unattended is not None:
+            lines = {NOBODY: known.get(NOBODY, printable(look.unattended))} | lines
         news = [line for role, line in lines.items() if known.get(role) != line]
-        if AWAY in known and AWAY not in lines:
-            news.insert(0, "the database is back")
+        news[:0] = [text for key, text in OVER.items() if key in known and key not in lines]
         for line in news:
             click.echo(f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} {line}")
         sys.stdout.flush()

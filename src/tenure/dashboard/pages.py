@@ -117,6 +117,7 @@ class Pages:
         counts = {state: sum(_state(role) == state for role in roles) for state in ("vacant", "overdue")}
         troubled_first = sorted(found, key=lambda role: (_state(role) == "led", role.role))
         values = {**_paged(request, troubled_first), "counts": counts, "total": len(roles), "state": _state}
+        values["standing_by"] = reports.standing_by
         return self._render(request, latest, "roles.html", "./", values)
 
     async def _role(self, request: Request) -> Response:
@@ -151,6 +152,8 @@ class Pages:
         known = await subjects.jobs(self._reader)
         runs = await subjects.runs(self._reader, role, job) if job else known.runs
         newest = reports.newest_tokens(known.jobs)
+        latest = await subjects.snapshot(self._reader)
+        led = reports.led_roles(latest.overview) if latest.overview else ()
         jobs = reports.without_stale_next(known.jobs, newest)
         found = [record for record in jobs if not job or (record.job == job and role in (None, record.role))]
         values = {
@@ -158,10 +161,11 @@ class Pages:
             "runs": runs[:ROWS],
             "job": job,
             "total": len(known.jobs),
-            "state": lambda record: reports.state_of(record, newest[record.role]),
-            "notes": reports.about_states(reports.state_of(record, newest[record.role]) for record in found),
+            "state": lambda record: reports.state_of(record, newest[record.role], led),
+            "notes": reports.about_states(reports.state_of(record, newest[record.role], led) for record in found),
+            "awaits_leader": lambda record: reports.awaits_leader(record, led),
         }
-        return self._render(request, await subjects.snapshot(self._reader), "jobs.html", "jobs", values)
+        return self._render(request, latest, "jobs.html", "jobs", values)
 
     async def _waits(self, request: Request) -> Response:
         latest, known = await subjects.snapshot(self._reader), await subjects.jobs(self._reader)

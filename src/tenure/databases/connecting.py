@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from tenure.base import fork
 from tenure.databases.hosts import Hosts
+from tenure.databases.refusals import Cause, remedy
 from tenure.errors import ConfigError, StoreUnavailable, TenureError
 from tenure.settings import Password, check_password
 
@@ -171,6 +172,14 @@ class Connector:
         self._password = password
         self._cut = cut
         self._pending: set[Any] = set()
+        self.cause: Cause | None = None
+        """Why the last connection was refused."""
+
+    def remedy(self) -> str:
+        """Return what to do about the last connection that was refused. Several hosts may have several causes."""
+        database = self._parameters.get("dbname") or self._parameters.get("database")
+        cause = self.cause if len(self.hosts) == 1 else None
+        return remedy(cause, self._parameters.get("user"), database, postgres=repr(self).startswith("PostgreSQL"))
 
     @contextlib.contextmanager
     def time_limit(self, connection: Any, seconds: float, complaint: str | None = None) -> Iterator[None]:

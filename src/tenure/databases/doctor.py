@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from tenure.base.durations import duration, exact
 from tenure.core import timing
 from tenure.core.servers import Confirmed
+from tenure.databases import refusals
 from tenure.databases.connecting import Connector
 from tenure.databases.guards import guarded_tables
 from tenure.databases.hosts import Host
@@ -149,10 +150,9 @@ def one_line(failure: object) -> str:
 # A server ------------------------------------------------------------------------------------------------------
 
 
-def unreachable(failure: StoreUnavailable) -> Finding:
+def unreachable(connector: Connector, failure: StoreUnavailable) -> Finding:
     """Return the finding that no connection could be opened."""
-    remedy = "start the server, or correct the URL, the network or the password"
-    return error("reachable", one_line(failure), remedy)
+    return error("reachable", refusals.brief(str(failure)), connector.remedy())
 
 
 def refused(check: str, refusal: TenureError) -> Finding:

@@ -62,8 +62,7 @@ def forget_namespace(tables: Tables) -> None:
         run(*_steps(tables, FORGET_ROLES), *_steps(tables, schema.shut_out))
         (members,) = run(*_steps(tables, [statements.MEMBERS]))
         if members.rows:
-            names = ", ".join(repr(name) for _, name, *_ in members.rows)
-            raise ConfigError(f"namespace {tables.namespace!r} has living members: stop them first ({names})")
+            raise ConfigError(namespace_refusal(tables.namespace, [name for _, name, *_ in members.rows]))
         run(*_steps(tables, FORGET_MEMBERS))
 
 
@@ -76,11 +75,17 @@ def forget_role(tables: Tables, role: str) -> None:
         leaders = [name for (name,) in holder.rows]
         others = [name for _, name, *_ in standing.rows if name not in leaders]
         if leaders or others:
-            raise ConfigError(_refusal(tables.namespace, role, leaders, others))
+            raise ConfigError(role_refusal(tables.namespace, role, leaders, others))
         run(*_steps(tables, FORGET_ROLE, role=role))
 
 
-def _refusal(namespace: str, role: str, leaders: list[str], others: list[str]) -> str:
+def namespace_refusal(namespace: str, members: list[str]) -> str:
+    """Return why a namespace that has living members is not forgotten."""
+    return f"namespace {namespace!r} has living members: stop them first ({', '.join(map(repr, members))})"
+
+
+def role_refusal(namespace: str, role: str, leaders: list[str], others: list[str]) -> str:
+    """Return why a role that living members use is not forgotten."""
     led = f"{leaders[0]!r} leads it" if leaders else ""
     names = ", ".join(map(repr, others))
     stand = f"{names} {'stands' if len(others) == 1 else 'stand'} for it" if others else ""

@@ -105,7 +105,9 @@ def waits(tables: Tables) -> list[WaitInfo]:
             f"{exact(timing.RIPENS_AFTER_S)}, nodes join with {exact(row.ripe_ttl)} at most"
         )
         waiting.append(WaitInfo(reason, None, _later(since, timing.RIPENS_AFTER_S * (1 + timing.DRIFT), now)))
-    for role, _, id_, name, _, renewed, ttl_ms, at, _ in roles.rows:
+    # If no member renews, no other node waits for the leases of the leaders.
+    led_by_one = [] if records.overview(tables).unattended else roles.rows
+    for role, _, id_, name, _, renewed, ttl_ms, at, _ in led_by_one:
         if id_ is not None and records.overdue(records.seconds_between(renewed, at), ttl_ms):
             reason = f"leader {name!r} has not renewed within its TTL: the others wait until its lease is over"
             waiting.append(WaitInfo(reason, role, _later(renewed, timing.silence(ttl_ms / 1000), at)))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any, Protocol
 
+from tenure.base.durations import duration
 from tenure.errors import ConfigError, StoreUnavailable
 from tenure.events import EndReason
 from tenure.store import job_statements, statements
@@ -17,6 +18,8 @@ from tenure.store.session import Session, Step
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 FOUND_BY_OTHERS = (EndReason.DEATH, EndReason.SILENCE)
 """Why a term ended whose leader could not say so itself."""
+SILENT = 1.25
+"""After how many TTLs without a renewal of any member no replica is taken to run: the last leader may die alone."""
 
 
 class Tables(Protocol):
@@ -100,6 +103,17 @@ class Overview:
     """When this was read, by the database's clock."""
     roles: list[RoleInfo]
     members: list[MemberInfo]
+
+    @property
+    def unattended(self) -> str | None:
+        """What to tell people if no member renews any more, so that no node takes over; None if one does."""
+        if not self.members or any(member.renewed_ago <= SILENT * member.ttl for member in self.members):
+            return None
+        last = min(self.members, key=lambda member: member.renewed_ago)
+        return (
+            f"no member of {self.namespace!r} has renewed within its TTL (last: {last.name}, "
+            f"{duration(last.renewed_ago)} ago): no replica is running; start one"
+        )
 
 
 @dataclass(frozen=True)
@@ -285,9 +299,11 @@ def history(tables: Tables, role: str, limit: int) -> list[TermRecord]:
     return records
 
 
-def candidate_id(role: str, to: str, others: list[Candidate]) -> str:
+def candidate_id(role: str, to: str, others: list[Candidate], before: LeaderInfo | None = None) -> str:
     """Return the id of the one candidate whose name or id is ``to``; raise ConfigError if none or several match."""
     ids = [candidate.member_id for candidate in others if to in (candidate.name, candidate.member_id)]
+    if not ids and before is not None and to in (before.name, before.member_id):
+        raise ConfigError(f"role {role!r}: {to!r} leads already")
     if not ids:
         names = ", ".join(repr(candidate.name) for candidate in others)
         known = f"the other candidates are {names}" if names else "there are no other candidates"

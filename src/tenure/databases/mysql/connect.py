@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, unquote
 
 from tenure.base.tracebacks import without_locals
 from tenure.core import timing
-from tenure.databases import connecting
+from tenure.databases import connecting, refusals
 from tenure.databases.hosts import Host, Hosts, time_limit_s
 from tenure.databases.mysql import servers
 from tenure.databases.mysql.session import MySqlSession, beside, cut, error_text, is_local_socket, load, wire
@@ -234,6 +234,7 @@ class MySqlConnector(connecting.Connector):
         try:
             return connecting.connect_outside_fork(connect, wire)
         except (pymysql.err.Error, OSError, ValueError, StoreUnavailable) as error:
+            self.cause = refusals.of_mysql(error)
             return connecting.without_secrets({**parameters, "password": password}, error_text(error))
 
     def _encryption(self, parameters: dict[str, Any]) -> Any:

@@ -48,7 +48,8 @@ def examine(settings: NodeSettings) -> Iterator[Finding]:
         yield doctor.refused("server", refusal)
         return
     except StoreUnavailable as failure:
-        yield doctor.refused("primary", failure) if "is read-only" in str(failure) else doctor.unreachable(failure)
+        read_only = "is read-only" in str(failure)
+        yield doctor.refused("primary", failure) if read_only else doctor.unreachable(connector, failure)
         return
     yield from doctor.examine_server(connector, session, _examined(settings, connector, session))
 

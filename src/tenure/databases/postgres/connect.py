@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.base.tracebacks import without_locals
 from tenure.core import timing
-from tenure.databases import connecting
+from tenure.databases import connecting, refusals
 from tenure.databases.hosts import Host, Hosts, time_limit_s
 from tenure.databases.postgres import servers
 from tenure.databases.postgres.knock import Knock
@@ -167,6 +167,7 @@ class PostgresConnector(connecting.Connector):
             )
         except (driver.Error, OSError, ValueError) as error:
             # The driver raises ValueError for a host that is not a valid name.
+            self.cause = refusals.of_postgres(error)
             return connecting.without_secrets(parameters, str(error).strip())
         return connection
 

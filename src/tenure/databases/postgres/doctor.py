@@ -66,7 +66,7 @@ def examine(settings: NodeSettings) -> Iterator[Finding]:
         yield doctor.refused("server", refusal)
         return
     except StoreUnavailable as failure:
-        yield doctor.unreachable(failure)
+        yield doctor.unreachable(connector, failure)
         return
     yield from doctor.examine_server(connector, plain, _first_looks(settings, connector, plain))
 
