@@ -269,8 +269,8 @@ def is_listed(job: JobRecord, newest: int) -> bool:
 
 
 def awaits_leader(job: JobRecord, led: Collection[str]) -> bool:
-    """Whether a job of a schedule does not run before a node leads: then nobody knows when its next run is."""
-    return job.spec is not None and job.role not in led
+    """Whether a job of a schedule has a next run, which does not begin before a node leads."""
+    return job.next_due is not None and job.spec is not None and job.role not in led
 
 
 def without_stale_next(jobs: Iterable[JobRecord], newest: Mapping[str, int]) -> list[JobRecord]:
