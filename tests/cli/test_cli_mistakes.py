@@ -43,7 +43,7 @@ def test_forget_without_an_answer_asks_for_yes(led):
     execute(url, "update tenure_members set ended_at = joined_at", "update tenure_roles set holder = null")
     answer = Answer("forget", "default", url=url, text="")
     assert answer.code == 2
-    assert answer.err.endswith("tenure: nobody answered the question: give --yes\n")
+    assert answer.err.endswith("tenure: the question was not answered: give --yes\n")
     assert Answer("forget", "default", url=url, text="y\n").code == 0
 
 

@@ -187,5 +187,5 @@ def _confirm(question: str, yes: bool) -> None:
     except click.Abort:
         if sys.stdin is not None and sys.stdin.isatty():
             raise
-        raise Ended(exit_codes.USAGE, "nobody answered the question: give --yes") from None
+        raise Ended(exit_codes.USAGE, "the question was not answered: give --yes") from None
     sys.exit(1)

@@ -83,7 +83,7 @@ def jobs(
     """Show every job of the schedules: when it is due, its last run, and its state.
 
     The states are: ok; running, failed and lost (the last run); overdue (a run should have begun more than a minute
-    ago); no leader (no node leads the role, or its leader is overdue, so nobody knows of the next run: NEXT says "when
+    ago); no leader (no node leads the role, or its leader is overdue, so the next run is not known: NEXT says "when
     led"); paused; unknown (the last leader's program does not have the job); and ahead: the last run is in the future,
     because the database's clock was ahead and was set right. Such a job waits until then, unless you give --reset. A
     job that is due "by hand" is in no schedule: a program, or `tenure run --claim`, claims its runs.
@@ -181,8 +181,8 @@ def trigger(job: str, role: str | None, url: str | None, namespace: str | None, 
     if record.role not in led:
         who = f"no node leads role {record.role!r} now; the next leader runs it"
     if not is_listed(record, newest_tokens(found)[record.role]):
-        nobody = "" if record.role in led else f", and no node leads role {record.role!r} now"
-        who = f"the program of the last leader does not have this job{nobody}; a leader whose program has it runs it"
+        vacant = "" if record.role in led else f", and no node leads role {record.role!r} now"
+        who = f"the program of the last leader does not have this job{vacant}; a leader whose program has it runs it"
     click.echo(without_password(f"{job}: {again}{who}; `tenure runs {job}` shows it"))
 
 

@@ -153,6 +153,9 @@ def time_limit(cut: Callable[[], None], seconds: float, complaint: str = "", hin
 class Connector:
     """Opens connections to one URL. Its ``repr`` names the server, without the password."""
 
+    kind: str
+    """``postgresql`` or ``mysql``."""
+
     def __init__(
         self,
         parameters: dict[str, Any],
@@ -179,7 +182,7 @@ class Connector:
         """Return what to do about the last connection that was refused. Several hosts may have several causes."""
         database = self._parameters.get("dbname") or self._parameters.get("database")
         cause = self.cause if len(self.hosts) == 1 else None
-        return remedy(cause, self._parameters.get("user"), database, postgres=repr(self).startswith("PostgreSQL"))
+        return remedy(cause, self._parameters.get("user"), database, postgres=self.kind == "postgresql")
 
     @contextlib.contextmanager
     def time_limit(self, connection: Any, seconds: float, complaint: str | None = None) -> Iterator[None]:

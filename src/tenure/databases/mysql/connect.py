@@ -123,6 +123,8 @@ def _parameter(name: str, value: str) -> Any:
 class MySqlConnector(connecting.Connector):
     """Opens connections to one URL."""
 
+    kind = "mysql"
+
     def __init__(self, url: str, ttl: float, label: str, password: Password | None = None) -> None:
         load()
         parameters, each = parse_url(url), parse_hosts(url)

@@ -124,6 +124,8 @@ def parse_hosts(parameters: dict[str, Any], ttl: float) -> Hosts:
 class PostgresConnector(connecting.Connector):
     """Opens connections to one URL."""
 
+    kind = "postgresql"
+
     def __init__(self, url: str, schema: str, ttl: float, label: str, password: Password | None = None) -> None:
         parameters = parse_url(url)
         hosts = parse_hosts(parameters, ttl)
@@ -280,7 +282,7 @@ class PostgresConnector(connecting.Connector):
     def _settings(self, statement_timeout_s: float, version: int) -> dict[str, str]:
         """Return the settings that every transaction relies on, whatever the server and the role have set.
 
-        Besides, ``synchronous_commit`` is not off, even if somebody turns it off later for the whole server: a token
+        Besides, ``synchronous_commit`` is not off, even if an operator turns it off later for the whole server: a token
         must not be issued again after a crash.
         """
         settings = {
