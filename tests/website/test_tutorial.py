@@ -98,8 +98,8 @@ def test_the_tutorial_goes_as_it_says(terminals):
     terminals.start("b")
     terminals.start("c")
     deadline = time.monotonic() + PATIENCE_S
-    while terminals.tenure("tenure status")[1].split()[-1] != "3":
-        assert time.monotonic() < deadline, "three candidates"
+    while terminals.tenure("tenure status")[1].split()[-1] != "2":
+        assert time.monotonic() < deadline, "two that stand by"
         time.sleep(0.1)
 
     os.kill(terminals.pid_of("a"), signal.SIGKILL)
