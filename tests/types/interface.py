@@ -257,7 +257,7 @@ def operate(url: str) -> None:
         assert_type(registry.create(promotion="loses-nothing"), int)
         waits: list[tenure.WaitInfo] = registry.waits()
         overview: tenure.Overview = registry.overview()
-        print(waits, overview, overview.as_of)
+        print(waits, overview, overview.as_of, overview.unattended)
         assert_type(registry.candidates("scheduler"), list[tenure.Candidate])
         assert_type(registry.runs("report", limit=3, role="scheduler"), list[tenure.RunRecord])
         assert_type(registry.history("scheduler"), list[tenure.TermRecord])
