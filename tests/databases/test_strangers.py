@@ -223,11 +223,11 @@ def test_node_whose_connection_hung_does_not_listen_on_the_next_one(postgres_url
 
 def test_question_of_the_application_that_hangs_does_not_keep_the_node_from_connecting_again(postgres_url):
     """The node asks it on the connection with which it renews."""
-    hung = []
+    hung, stop = [], signal.SIGSTOP
 
     def ask(store):
         hung.append(store.session.pid)
-        os.kill(store.session.pid, signal.SIGSTOP)
+        os.kill(store.session.pid, stop)
         return store.session.read(Step("select 1", {}))[0].rows.count(0)
 
     who = "select control_pid from tenure.members where ended_at is null"
