@@ -436,14 +436,14 @@ def _with_next(job: JobRecord) -> JobRecord:
 
     known = due_times.from_text(job.spec)
     mark = max(job.since, job.claimed or job.since)
-    following = None if known is None else known.after(due_times.microseconds(mark))
+    following = None if known is None else known.after(records.microseconds(mark))
     if known is None or following is None:
         return job
-    due = due_times.moment(following)
+    due = records.moment(following)
     late = job.as_of > due + timedelta(seconds=job.jitter + OVERDUE_S)
     runs = job.last is not None and job.last.outcome == "begun"
     if job.paused is not None or runs:
         # The scheduler skips due times that pass meanwhile.
-        now = known.after(due_times.microseconds(max(job.as_of, mark)))
-        return replace(job, next_due=None if now is None else due_times.moment(now))
+        now = known.after(records.microseconds(max(job.as_of, mark)))
+        return replace(job, next_due=None if now is None else records.moment(now))
     return replace(job, next_due=due, overdue=late)

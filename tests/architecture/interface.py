@@ -60,7 +60,7 @@ def lines() -> Iterator[str]:
     yield from sorted(f"{name} {code}" for name, code in re.findall(r"^([A-Z_]+) = (\d+)$", source, re.MULTILINE))
     yield f"tenure.services.leader.EXIT_CODE {EXIT_CODE}"
     yield "\n# Names of loggers"
-    yield from _found(r'getLogger\("([\w.]+)"\)')
+    yield from _found(r'(?:getLogger|SafeLog)\("([\w.]+)"')
     yield "\n# Environment variables"
     yield from _found(r"\b(TENURE_[A-Z_]+)\b")
     yield "\n# SQL, as digests"

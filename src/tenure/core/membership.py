@@ -148,6 +148,10 @@ class Membership:
         early = sent < self._planned
         self.renew_at = self._planned = sent + self.renew_every * ((1 + chance) / 2 if early else 1)
 
+    def renew_by(self, due: float) -> None:
+        """Renew at ``due``, if nothing calls for an earlier renewal."""
+        self.renew_at = min(self.renew_at, due)
+
     def expire(self, now: float) -> bool:
         """Return whether trust has run out just now."""
         if now < self.deadline:

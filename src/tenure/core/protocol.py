@@ -261,7 +261,7 @@ class NodeProtocol:
         elif not role or role in self.roles.standing:
             due = self._vacancies.due(now)
             if due > now or not role or not self.roles.hear_vacant(role, now):
-                self._renew_by(due)
+                self._membership.renew_by(due)
 
     # The watch lane --------------------------------------------------------------------------------------------
 
@@ -275,11 +275,15 @@ class NodeProtocol:
         """Process the answer to a request of the watch lane, received at ``now``."""
         self.expire(now)
         if self._watch.answer(request, answer, self.member_id, self.roles.held_by_others, now):
-            self._renew_by(now)
+            self._membership.renew_by(now)
 
     def fail_watch(self, request: messages.WatchRequest, now: float, *, lost: bool) -> None:
         """Process the failure of a request of the watch lane; ``lost`` if its connection is gone."""
         self._watch.fail(request, now, lost=lost)
+
+    def awaits_control(self, now: float) -> bool:
+        """Whether the watch lane has found work for the control lane. Most looks find none."""
+        return bool(self._watch.verdicts) or now >= self._membership.renew_at
 
     # The requests ----------------------------------------------------------------------------------------------
 
@@ -304,8 +308,7 @@ class NodeProtocol:
         assert row is not None
         row.epoch += 1
         member = replace(row.member, key=None if row.member.key is None else self._chance.getrandbits(31))
-        incarnation, locks = row.server.incarnation, self.roles.locked
-        return messages.Resume(member, self._confirmation.server, row.epoch, incarnation, locks)
+        return messages.Resume(member, self._confirmation.server, row.epoch, row.server.incarnation, self.roles.locked)
 
     # The answers -----------------------------------------------------------------------------------------------
 
@@ -329,7 +332,7 @@ class NodeProtocol:
         elif row.server.file != opened.server.file:
             self._over(EndReason.FILE_REPLACED)
         elif self.phase is not Phase.DOUBT:
-            self._renew_by(now)
+            self._membership.renew_by(now)
         elif row.member.key is None or row.server.start != opened.server.start:
             self._membership.step(PhaseEvent.RESTARTED)
         else:
@@ -389,7 +392,7 @@ class NodeProtocol:
         self.roles.stood(request, now)
         # A renewal shows whether another node stands for the role.
         if self.roles.standing_back(now):
-            self._renew_by(now)
+            self._membership.renew_by(now)
 
     def _acquired(self, request: messages.Acquire, acquired: messages.Acquired, now: float) -> None:
         self.roles.acquired(request, acquired, now, trusted=self._membership.trusts(now))
@@ -399,13 +402,13 @@ class NodeProtocol:
         # A renewal shows that the role is vacant, if its lock was missing; or whether other nodes stand for it. The
         # second can wait: it would only delay the successor's commit.
         if vacated.done and request.role in self.roles.bound:
-            self._renew_by(now)
+            self._membership.renew_by(now)
         elif vacated.done and request.role in self.roles.standing_back(now):
-            self._renew_by(now + TURN_S)
+            self._membership.renew_by(now + TURN_S)
 
     def _ripened(self, request: messages.Ripen, _: messages.Done, now: float) -> None:
         self._confirmation.ripened()
-        self._renew_by(now)
+        self._membership.renew_by(now)
 
     def _tidied(self, request: messages.Tidy, _: messages.Done, now: float) -> None:
         self._tidy_at = now + TIDY_EVERY_S
@@ -419,7 +422,7 @@ class NodeProtocol:
         messages.Stand: _stood,
         messages.Acquire: _acquired,
         messages.Vacate: _vacated,
-        messages.Confirm: lambda self, _request, _answer, now: self._renew_by(now),
+        messages.Confirm: lambda self, _request, _answer, now: self._membership.renew_by(now),
         messages.Ripen: _ripened,
         messages.Leaders: lambda self, _request, answer, _now: self.news.extend(self._leaders.answered(answer)),
         messages.Tidy: _tidied,
@@ -427,9 +430,6 @@ class NodeProtocol:
     }
 
     # What the answers share ------------------------------------------------------------------------------------
-
-    def _renew_by(self, due: float) -> None:
-        self._membership.renew_at = min(self._membership.renew_at, due)
 
     def _suspend(self) -> None:
         was_live = self.phase is Phase.LIVE

@@ -23,10 +23,13 @@ class Cause(Enum):
     PARAMETER = auto()
 
 
+NO_ROLE = re.compile(r'role "[^"]*" does not exist')
+"""PostgreSQL's words for a user that it does not know."""
+
 _STATES = {"28P01": Cause.PASSWORD, "28000": Cause.USER, "3D000": Cause.DATABASE}
-_TEXTS = {
+_TEXTS: dict[str | re.Pattern[str], Cause] = {
     r"password authentication failed|no password supplied": Cause.PASSWORD,
-    r'role "[^"]*" does not exist': Cause.USER,
+    NO_ROLE: Cause.USER,
     r'database "[^"]*" does not exist': Cause.DATABASE,
     r'invalid \w+ value: "': Cause.PARAMETER,
     r"failed to resolve host|could not translate host name": Cause.HOST,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import queue
 import threading
 from collections.abc import Callable
 
-log = logging.getLogger("tenure.callbacks")
+from tenure.base.safe_log import SafeLog
+
+log = SafeLog("tenure.callbacks")
 
 
 class CallbackThread:
@@ -51,5 +51,4 @@ class CallbackThread:
                 action()
             except BaseException:
                 # The callbacks that follow are called even after sys.exit(), and whatever the application's logs raise.
-                with contextlib.suppress(Exception):
-                    log.exception("a callback failed")
+                log.exception("a callback failed")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import logging
 import os
 import threading
 import weakref
@@ -19,6 +18,7 @@ from functools import partial
 from typing import TypeVar
 
 from tenure.base import clock, fork
+from tenure.base.safe_log import SafeLog
 from tenure.core import timing
 from tenure.core.options import ProtocolOptions
 from tenure.core.protocol import NodeProtocol
@@ -26,7 +26,6 @@ from tenure.databases.backend import Backend, backend_for
 from tenure.engine.candidacy import Candidacy, Lease
 from tenure.engine.control_lane import ControlLane
 from tenure.engine.database_clock import DatabaseClock
-from tenure.engine.engine_log import EngineLog
 from tenure.engine.watch_lane import WatchLane
 from tenure.errors import ConfigError, NodeClosed, StoreUnavailable, TenureError
 from tenure.events import Event
@@ -34,8 +33,6 @@ from tenure.settings import NodeSettings, check_lock_id, default_name
 from tenure.stats import StatsRecorder
 from tenure.store.control import ControlStore
 from tenure.store.session import Failed, Gone
-
-log = logging.getLogger("tenure.engine")
 
 T = TypeVar("T")
 CLOSE_TIMEOUT_S = 5.0
@@ -143,9 +140,9 @@ class Engine:
                 self.backend.assign_lock(role, number)
         self.log = self._logger()
 
-    def _logger(self) -> EngineLog:
+    def _logger(self) -> SafeLog:
         fields = {"tenure_node": self.settings.name, "tenure_namespace": self.settings.namespace}
-        return EngineLog(log, fields)
+        return SafeLog("tenure.engine", fields)
 
     def close(self) -> None:
         """Leave: end the terms, notify the other nodes, close everything. Takes at most one wait slice, if all is well.

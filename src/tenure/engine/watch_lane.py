@@ -45,7 +45,7 @@ class WatchLane(Lane):
                     error = self.run(request)
                     if error is None:
                         self._blind_since, self._told_blind = timing.NEVER, False
-                        engine.control.wake()
+                        self._wake_control()
                     elif not engine.stopping.is_set():
                         self._report(request, error)
         finally:
@@ -54,6 +54,12 @@ class WatchLane(Lane):
     def _open(self) -> messages.Watching:
         self._adopt(*self._engine.backend.open_watch())
         return messages.Watching()
+
+    def _wake_control(self) -> None:
+        with self._engine.lock:
+            awaited = self._engine.protocol.awaits_control(clock.now())
+        if awaited:
+            self._engine.control.wake()
 
     def _report(self, request: messages.WatchRequest, error: Exception) -> None:
         """Log a failure at DEBUG, because it is tried again and again; after a TTL without success, warn once."""

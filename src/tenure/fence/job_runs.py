@@ -14,16 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import Any
 
-from tenure.errors import ConfigError
 from tenure.fence import fence
 from tenure.fence.verdicts import TermIdentity
 from tenure.settings import check_name
 from tenure.store import job_statements as texts
 from tenure.store.dialects import listed
-from tenure.store.records import EPOCH, JobRecord, job_records, moment
+from tenure.store.records import JobRecord, job_records, microseconds, moment
 from tenure.store.session import Result, Step
 
 DETAIL_LENGTH = 200
@@ -63,19 +62,19 @@ def claim(term: TermIdentity, job: str, due: datetime, *, once: bool = False) ->
     ``once`` marks the run as done with the claim, because it is not to be repeated.
     """
     steps = (texts.ADD_JOB, texts.CLAIM, texts.RECORD_CLAIM, *((texts.FINISH_CLAIMED,) if once else ()))
-    return _statement(term, job, lambda results: _changed(results[1]), *steps, us=_microseconds("due", due))
+    return _statement(term, job, lambda results: _changed(results[1]), *steps, us=microseconds(due, "due"))
 
 
 def finish(term: TermIdentity, job: str, due: datetime) -> JobStatement:
     """Mark the run of ``job`` due at ``due`` as done; True if neither it nor a later run was marked before."""
     steps = (texts.ADD_JOB, texts.FINISH, texts.RECORD_DONE)
-    return _statement(term, job, lambda results: _changed(results[1]), *steps, us=_microseconds("due", due))
+    return _statement(term, job, lambda results: _changed(results[1]), *steps, us=microseconds(due, "due"))
 
 
 def anchor(term: TermIdentity, job: str, at: datetime) -> JobStatement:
     """Set the moment from which a job's interval is counted, unless one is set; return the moment that is set then."""
     steps = (texts.ADD_JOB, texts.SET_ANCHOR, texts.ANCHOR)
-    return _statement(term, job, lambda results: moment(results[2].rows[0][0]), *steps, us=_microseconds("at", at))
+    return _statement(term, job, lambda results: moment(results[2].rows[0][0]), *steps, us=microseconds(at, "at"))
 
 
 def forget(term: TermIdentity, job: str) -> JobStatement:
@@ -196,22 +195,6 @@ def perform(connection: Any, term: TermIdentity, bound_s: float, statement: JobS
 async def perform_async(connection: Any, term: TermIdentity, bound_s: float, statement: JobStatement) -> Any:
     """Do the same as ``perform``, on a connection whose driver is asynchronous."""
     return statement.meaning(await fence.fence_async(connection, term, bound_s, *statement.steps))
-
-
-def _microseconds(what: str, at: datetime) -> int:
-    """Return a moment as microseconds since the epoch; raise ConfigError if it is not a usable datetime."""
-    if not isinstance(at, datetime):
-        raise ConfigError(f"{what}={at!r} must be a datetime with a time zone")
-    if at.utcoffset() is None:
-        raise ConfigError(
-            f"{what}={at!r} has no time zone, so it means a different moment on each machine: give it one, as in "
-            "datetime.now(timezone.utc)"
-        )
-    try:
-        at.astimezone(timezone.utc)
-    except OverflowError:
-        raise ConfigError(f"{what}={at!r} is not within the years 1 to 9999 in UTC: use a moment that is") from None
-    return (at - EPOCH) // timedelta(microseconds=1)
 
 
 def _statement(

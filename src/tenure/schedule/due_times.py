@@ -21,9 +21,9 @@ from cronsim import CronSim, CronSimError
 from tenure.base.durations import exact
 from tenure.errors import ConfigError
 from tenure.schedule.durations import check_duration
+from tenure.store.records import EPOCH, microseconds, moment
 
 SECOND_US = 1_000_000
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 SHORTEST_INTERVAL_S = 1.0
 LONGEST_EXPRESSION = 150
 
@@ -43,16 +43,6 @@ _WEEK = timedelta(days=7)
 _DAY = timedelta(days=1)
 _LONGEST_SEARCH = timedelta(days=50 * 366)
 """An expression that matches no day within this time is never due."""
-
-
-def moment(us: int) -> datetime:
-    """Return a moment as a datetime in UTC."""
-    return EPOCH + timedelta(microseconds=us)
-
-
-def microseconds(at: datetime) -> int:
-    """Return a datetime that has a zone as microseconds since 1970."""
-    return (at.astimezone(timezone.utc) - EPOCH) // timedelta(microseconds=1)
 
 
 class DueTimes(abc.ABC):

@@ -10,9 +10,10 @@ from datetime import datetime, tzinfo
 from typing import Any, Literal, get_args
 
 from tenure.errors import ConfigError
-from tenure.schedule.due_times import SECOND_US, DueTimes, moment
+from tenure.schedule.due_times import SECOND_US, DueTimes
 from tenure.schedule.durations import Duration, check_duration
 from tenure.settings import check_choice, check_name
+from tenure.store.records import moment
 
 Missed = Literal["once", "each", "skip"]
 Overlap = Literal["skip", "wait"]

@@ -15,7 +15,7 @@ from tenure.core.backoff import Backoff
 from tenure.errors import ConfigError, Fenced, NodeClosed, NotCommitted, NotLeader, TenureError
 from tenure.fence import job_runs
 from tenure.internals import holding_of
-from tenure.schedule.due_times import microseconds
+from tenure.store.records import microseconds
 from tenure.term import Term, Transaction, ask
 
 T = TypeVar("T")

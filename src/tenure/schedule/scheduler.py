@@ -30,7 +30,7 @@ from tenure.fence.job_runs import Claimed
 from tenure.internals import engine_of, holding_of
 from tenure.schedule import claims, plan
 from tenure.schedule.claims import mark_of, us_of
-from tenure.schedule.due_times import SECOND_US, microseconds
+from tenure.schedule.due_times import SECOND_US
 from tenure.schedule.jobs import Job
 from tenure.schedule.run import (
     NotDone,
@@ -46,7 +46,7 @@ from tenure.schedule.run import (
     write,
 )
 from tenure.store import records
-from tenure.store.records import JobRecord
+from tenure.store.records import JobRecord, microseconds
 from tenure.term import Term, Transaction, ask
 
 T = TypeVar("T")

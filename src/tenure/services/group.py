@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -13,13 +12,14 @@ import anyio
 
 from tenure.aio.bridge import Loop
 from tenure.base.clock import now
+from tenure.base.safe_log import SafeLog
 from tenure.core.timing import NEVER
 from tenure.engine.candidacy import Lease
 from tenure.engine.engine import Engine
 from tenure.services.runner import RETURNED, ServiceRunner
 from tenure.services.service import Arguments, ServiceState
 
-log = logging.getLogger("tenure.services")
+log = SafeLog("tenure.services")
 
 STILL_RUNS = "could not be started again, because a part of it still runs"
 GRACE_S = 0.2
@@ -90,9 +90,7 @@ class ServiceGroup(abc.ABC):
             "tenure_token": fields.get("token"),
             "tenure_reason": fields.get("reason"),
         }
-        # An error of the application's handlers and filters must not keep the services from being stopped.
-        with contextlib.suppress(Exception):
-            log.log(level, "%s: %s", self._engine.settings.name, text, extra=extra, exc_info=fields.get("exc_info"))
+        log.log(level, "%s: %s", self._engine.settings.name, text, extra=extra, exc_info=fields.get("exc_info"))
 
     def _ring(self) -> None:
         if self._bell is not None:

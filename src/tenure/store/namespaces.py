@@ -82,8 +82,11 @@ def waits(tables: Tables) -> list[WaitInfo]:
     if migrations.require(tables.session) < VERSION:
         return []
     names = {"namespace": tables.namespace}
-    texts = (statements.CONFIRMED, manual_statements.FIRST_JOINED, manual_statements.LIMIT_SET, statements.ROLES)
-    found, joined, limit_set, roles = tables.session.read(*(Step(text, names) for text in texts))
+    texts = (
+        *(statements.CONFIRMED, manual_statements.FIRST_JOINED, manual_statements.LIMIT_SET),
+        *(statements.ROLES, statements.MEMBERS),
+    )
+    found, joined, limit_set, roles, members = tables.session.read(*(Step(text, names) for text in texts))
     if not found.rows:
         return []
     server = tables.session.server()
@@ -106,8 +109,11 @@ def waits(tables: Tables) -> list[WaitInfo]:
         )
         waiting.append(WaitInfo(reason, None, _later(since, timing.RIPENS_AFTER_S * (1 + timing.DRIFT), now)))
     # If no member renews, no other node waits for the leases of the leaders.
-    led_by_one = [] if records.overview(tables).unattended else roles.rows
-    for role, _, id_, name, _, renewed, ttl_ms, at, _ in led_by_one:
+    attended = any(
+        records.renews(records.seconds_between(renewed, now), ttl_ms / 1000)
+        for *_, ttl_ms, _, renewed, now in members.rows
+    )
+    for role, _, id_, name, _, renewed, ttl_ms, at, _ in roles.rows if attended else ():
         if id_ is not None and records.overdue(records.seconds_between(renewed, at), ttl_ms):
             reason = f"leader {name!r} has not renewed within its TTL: the others wait until its lease is over"
             waiting.append(WaitInfo(reason, role, _later(renewed, timing.silence(ttl_ms / 1000), at)))

@@ -19,7 +19,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 FOUND_BY_OTHERS = (EndReason.DEATH, EndReason.SILENCE)
 """Why a term ended whose leader could not say so itself."""
 SILENT = 1.25
-"""After how many TTLs without a renewal of any member no replica is taken to run: the last leader may die alone."""
+"""A member that has not renewed for so many TTLs does not run."""
 
 
 class Tables(Protocol):
@@ -107,7 +107,7 @@ class Overview:
     @property
     def unattended(self) -> str | None:
         """What to tell people if no member renews any more, so that no node takes over; None if one does."""
-        if not self.members or any(member.renewed_ago <= SILENT * member.ttl for member in self.members):
+        if not self.members or any(renews(member.renewed_ago, member.ttl) for member in self.members):
             return None
         last = min(self.members, key=lambda member: member.renewed_ago)
         return (
@@ -398,9 +398,29 @@ def moment(us: int) -> datetime:
     return EPOCH + timedelta(microseconds=us)
 
 
+def microseconds(at: datetime, what: str = "at") -> int:
+    """Return a moment as microseconds since 1970; raise ConfigError if ``at`` is not a datetime with a zone."""
+    if not isinstance(at, datetime):
+        raise ConfigError(f"{what}={at!r} must be a datetime with a time zone")
+    if at.utcoffset() is None:
+        raise ConfigError(
+            f"{what}={at!r} has no time zone, so it means a different moment on each machine: give it one, as in "
+            "datetime.now(timezone.utc)"
+        )
+    try:
+        return (at.astimezone(timezone.utc) - EPOCH) // timedelta(microseconds=1)
+    except OverflowError:
+        raise ConfigError(f"{what}={at!r} is not within the years 1 to 9999 in UTC: use a moment that is") from None
+
+
 def overdue(silent_s: float, ttl_ms: int) -> bool:
     """Whether a member has not renewed within its TTL. For display only: no election depends on it."""
     return silent_s * 1000 > ttl_ms
+
+
+def renews(silent_s: float, ttl_s: float) -> bool:
+    """Whether a member still runs. If none does, nobody notices that the leader has died."""
+    return silent_s <= SILENT * ttl_s
 
 
 def seconds_between(earlier: datetime | str, later: datetime | str) -> float:

@@ -10,10 +10,10 @@ from tenure.aio.term import AsyncTerm
 from tenure.election import Election
 from tenure.errors import ConfigError
 from tenure.internals import engine_of, holding_of
-from tenure.schedule.due_times import microseconds
 from tenure.schedule.jobs import Job
 from tenure.schedule.run import Run
 from tenure.schedule.schedule import Schedule, jobs_of
+from tenure.store.records import microseconds
 from tenure.term import Term
 
 
@@ -24,7 +24,7 @@ def due_times(schedule: Schedule, job: str, after: datetime, count: int = 1) -> 
         ConfigError: for a job that the schedule does not have, and a moment without a time zone.
     """
     found: list[datetime] = []
-    it, us = _job(schedule, job), _microseconds("after", after)
+    it, us = _job(schedule, job), microseconds(after, "after")
     while len(found) < count and (due := it.due_times.after(us)) is not None:
         us = due
         found.append(it.local(due))
@@ -50,7 +50,7 @@ def run_job(
         needs = needs if is_async(it.function) else "plain function, so it needs a term of a Node"
         raise ConfigError(f"job {job!r} is a {needs}")
     blocking = term if isinstance(term, Term) else _blocking(term)
-    local = it.local(_microseconds("due", due))
+    local = it.local(microseconds(due, "due"))
     return it.function(Run(it.name, local, blocking, term, attempt=attempt, missed=missed))
 
 
@@ -58,15 +58,6 @@ def _blocking(term: AsyncTerm) -> Term:
     """Return the same term for threads, in which a run of a coroutine opens its transaction."""
     candidacy = engine_of(term).candidacy(term.role)
     return Term(Election(candidacy, lambda action: action()), holding_of(term))
-
-
-def _microseconds(what: str, at: datetime) -> int:
-    if at.utcoffset() is None:
-        raise ConfigError(
-            f"{what}={at!r} has no time zone, so it means a different moment on each machine: give it one, as in "
-            "datetime.now(timezone.utc)"
-        )
-    return microseconds(at)
 
 
 def _job(schedule: Schedule, name: str) -> Job:

@@ -555,6 +555,12 @@ MUTATIONS = [
         (("core/membership.py", "early = sent < self._planned", "early = False"),),
     ),
     Mutation(
+        "a look wakes the control lane for nothing that it has found",
+        "crash-instant",
+        "nobody led for",
+        (("core/protocol.py", "return bool(self._watch.verdicts) or now", "return now"),),
+    ),
+    Mutation(
         "only the next member on the ring acts on a death",
         "frozen-successor",
         "its successor was frozen: nobody led",

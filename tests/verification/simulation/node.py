@@ -158,7 +158,8 @@ class SimNode:
             self._inbox.append((lane, action))
         else:
             action()
-            self._settle()
+            # A look that found nothing wakes no other thread.
+            self._settle(control=lane != "watch" or self.protocol.awaits_control(self.now))
 
     def _timer(self, name: str, lane: str, due: float, action: Callable[[], None] = lambda: None) -> None:
         """One timer a name, on the node's clock. What is due at the same time as before is left alone."""
@@ -173,12 +174,16 @@ class SimNode:
             timer = self.core.at(self.clock.true(due) + EPSILON_S, lambda: self._do(lane, life, action))
             self._timers[name] = (due, timer)
 
-    def _settle(self) -> None:
-        """After every event: publish what was decided, arm the keeper, give the lanes their next requests."""
+    def _settle(self, *, control: bool = True) -> None:
+        """After every event: publish what was decided, arm the keeper, give the lanes their next requests.
+
+        ``control`` is whether the event wakes the control lane.
+        """
         if not self.alive:
             self._publish()
             return
-        self._pump_control()
+        if control:
+            self._pump_control()
         self._pump_watch()
         self._publish()
         self._timer("keeper", "keeper", self.protocol.deadline(), lambda: self.protocol.expire(self.now) and None)

@@ -72,8 +72,6 @@ _WHICH = """
 select oid, datname, pg_catalog.pg_postmaster_start_time() from pg_catalog.pg_database
 where datname = pg_catalog.current_database()
 """
-_NO_ROLE = re.compile(r'role "[^"]*" does not exist')
-"""The server's word for a user that it does not know. Without one in the URL, libpq names the process's own."""
 
 _START = "select cast(extract(epoch from pg_catalog.pg_postmaster_start_time()) as text)"
 
@@ -146,7 +144,8 @@ class PostgresConnector(connecting.Connector):
             self.hosts.dial(lambda host: self._dial(purpose, host)) if only is None else self._dial(purpose, only)
         )
         if isinstance(connection, str):
-            unnamed = "user" not in self._parameters and _NO_ROLE.search(connection)
+            # Without a user in the URL, libpq names the user of the process.
+            unnamed = "user" not in self._parameters and refusals.NO_ROLE.search(connection)
             hint = ": the URL names no user; write one before the host, as in postgresql://app@localhost/app"
             raise StoreUnavailable(f"cannot connect to {self!r}: {connection}{hint if unnamed else ''}")
         # Others could read and change what is sent there, fenced writes included.
