@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import psycopg
-
 from benchmarks.peers import tenure_node
 from tenure.core.protocol import NodeProtocol
+from tenure.databases.postgres.knock import Knock
 from tenure.databases.postgres.pipeline import Pipeline
 from tenure.engine.lane import Lane
 
@@ -92,18 +91,17 @@ def notified(self: NodeProtocol, method: Callable[..., Any], note: str, *argumen
         return method(self, note, *arguments)
 
 
+def connect(self: Knock, method: Callable[..., Any], *arguments: Any) -> Any:
+    with recorded("connect"):
+        return method(self, *arguments)
+
+
 def wrap_everything() -> None:
     wrap(Lane, "run", run)
     wrap(NodeProtocol, "notified", notified)
     wrap(Pipeline, "_next", next_result)
-    connect = psycopg.connect
-
-    @functools.wraps(connect)
-    def recorded_connect(*arguments: Any, **more: Any) -> Any:
-        with recorded("connect"):
-            return connect(*arguments, **more)
-
-    psycopg.connect = recorded_connect
+    wrap(Knock, "begin", connect)
+    wrap(Knock, "ask", connect)
 
 
 class Candidate(tenure_node.Candidate):

@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from tenure.core import messages
 from tenure.databases.mysql.connect import MySqlConnector
 from tenure.databases.mysql.sentinel import UserLockSentinel
 from tenure.databases.postgres.connect import PostgresConnector
-from tenure.databases.postgres.sentinel import CLASS_ID, AdvisorySentinel, AdvisoryWatch
+from tenure.databases.postgres.sentinel import CLASS_ID, AdvisoryActions, AdvisorySentinel, AdvisoryWatch
 from tenure.databases.sqlite.connect import SqliteConnector
 from tenure.databases.sqlite.sentinel import FileSentinel
+from tenure.store import migrations
+from tenure.store.session import Failed
 from tests.conftest import INSTALLATIONS, NO_POSTGRES, missing
 from tests.support.store_by_hand import Desk, Nodes, connected, execute, until
 from tests.verification.torture.victims import LIBRARIES, TorturedPostgres
@@ -211,6 +214,47 @@ def test_waits_that_the_server_ends_too_early_do_not_make_a_node_ask_more_often(
         looks.clear()
         time.sleep(2)
         assert 2 <= len(looks) <= 2 * 2 * 6
+
+
+# --- the knock ----------------------------------------------------------------------------------------------
+
+
+def watching(url, begin_knock, stack):
+    """A look that waits for KEY, which another connection holds, and that connection."""
+    connector = PostgresConnector(url, "tenure", 30.0, "tests")
+    holder, session = (stack.enter_context(contextlib.closing(connector.open("tests", 10.0))) for _ in range(2))
+    migrations.prepare(session)
+    assert AdvisorySentinel(holder).hold(KEY)
+    sentinel = AdvisorySentinel(session)
+    begin = connector.knocker(session) if begin_knock is None else begin_knock
+    return AdvisoryWatch(session, sentinel, AdvisoryActions(session, sentinel), "n", begin), holder
+
+
+def look_for(seconds):
+    return messages.Look("me", KEY, seconds, 4)
+
+
+@pytest.mark.parametrize("knock", [None, lambda: lambda: None, lambda: lambda: "another server"])
+def test_look_knocks_when_the_awaited_sentinel_falls(postgres_url, knock):
+    with contextlib.ExitStack() as stack:
+        watch, holder = watching(postgres_url, knock, stack)
+        assert not watch.look(look_for(0.05)).knocked, "the sentinel stands"
+        ends = threading.Timer(0.3, holder.close)
+        ends.start()
+        assert watch.look(look_for(30)).knocked == (knock is None)
+        ends.join()
+        assert not watch.look(messages.Look("me", None, 0, 4)).knocked, "waits for none"
+
+
+def test_knock_begins_before_the_members_are_read_and_ends_even_if_the_look_fails(postgres_url):
+    asked, ended = [], []
+    with contextlib.ExitStack() as stack:
+        watch, holder = watching(postgres_url, lambda: (asked.append(1), lambda: ended.append(1))[1], stack)
+        holder.close()
+        execute(postgres_url, "drop table tenure.members")
+        with pytest.raises(Failed):
+            watch.look(look_for(5))
+        assert (asked, ended) == ([1], [1])
 
 
 # --- squatters ----------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_host_that_answered_last_is_dialled_first(postgres_url, frozen_host):
         assert frozen_host.dialled == 1
         for _ in range(3):
             connector.connect("tests").close()
-        assert connector.knocker(session)() == session.server_start
+        assert connector.knocker(session)()() == session.server_start
     assert frozen_host.dialled == 1
 
 
@@ -55,7 +55,7 @@ def test_knock_goes_to_the_server_of_the_session_and_to_no_other(postgres_url, f
     with contextlib.closing(connector.open("tests", 10.0)) as session:
         knock = connector.knocker(session)
         connector.hosts._answered = 0  # as if the first host had been the last to answer
-        assert knock() == session.server_start
+        assert knock()() == session.server_start
     assert frozen_host.dialled == 1
 
 

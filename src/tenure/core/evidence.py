@@ -86,9 +86,14 @@ class Evidence:
         line = self._server.line
         return tuple(Verdict(m.id, EndReason.SILENCE, line, renewals=m.renewals, urgent=m.holds) for m in silent)
 
-    def knocked(self, *, accepted: bool) -> tuple[Verdict, ...]:
-        """Process the answer to a knock, which the server accepted or not; return the verdicts on the suspects."""
-        dead, self.due = self.due, ()
+    def knocked(self, *, accepted: bool, key: int | None = None) -> tuple[Verdict, ...]:
+        """Process the answer to a knock, which the server accepted or not; return the verdicts on the suspects.
+
+        A knock that came before the look proves something only about the sentinel with this ``key``, which had fallen
+        before the knock. The others may have fallen after it.
+        """
+        dead = tuple(member for member in self.due if key in (None, member.key))
+        self.due = tuple(member for member in self.due if member not in dead)
         self.suspects = tuple(member for member in self.suspects if member not in dead)
         if not accepted or self._server is None:
             return ()

@@ -357,6 +357,8 @@ class Looked:
     """Whether some role that the asking member stands for is vacant."""
     slice_s: float = 1.0
     """How long the next wait may last without causing a line in the server's log."""
+    knocked: bool = False
+    """Whether the server accepted a fresh connection that was begun after the awaited sentinel had fallen."""
 
 
 @dataclass(frozen=True)

@@ -92,10 +92,9 @@ class WatchLane:
             # A look that was under way when the node joined, or stood for one more role, does not count.
             if request.member_id == me and (len(request.roles) == LOOKED_AT or {*wanted} <= {*request.roles}):
                 self.look_at_once = False
-            return self._looked(answer, me, now)
+            return self._looked(request, answer, me, now)
         elif isinstance(answer, messages.Knocked):
-            self._judge(self._evidence.knocked(accepted=answer.open))
-            self._stand_aside_until = now + TURN_S
+            self._judge(self._evidence.knocked(accepted=answer.open), now)
         elif isinstance(request, messages.Evict):
             self.evictions = ()
         elif isinstance(request, messages.Unblock):
@@ -136,9 +135,11 @@ class WatchLane:
         left = [v for v in self.verdicts.values() if v not in request.verdicts and v.line == line]
         self.verdicts = {verdict.member_id: verdict for verdict in left}
 
-    def _looked(self, looked: messages.Looked, me: str, now: float) -> bool:
+    def _looked(self, request: messages.Look, looked: messages.Looked, me: str, now: float) -> bool:
         self._slice_s = looked.slice_s
-        self._judge(self._evidence.look(looked, me, now))
+        self._judge(self._evidence.look(looked, me, now), now)
+        if looked.knocked:
+            self._judge(self._evidence.knocked(accepted=True, key=request.wait_for), now)
         if not looked.vacancy:
             self._sweep_at = timing.NEVER
         elif self._sweep_at == timing.NEVER or now >= self._sweep_at:
@@ -146,6 +147,8 @@ class WatchLane:
             return True
         return False
 
-    def _judge(self, verdicts: Sequence[messages.Verdict]) -> None:
+    def _judge(self, verdicts: Sequence[messages.Verdict], now: float) -> None:
         for verdict in verdicts:
             self.verdicts.setdefault(verdict.member_id, verdict)
+            if verdict.reason is EndReason.DEATH:
+                self._stand_aside_until = now + TURN_S

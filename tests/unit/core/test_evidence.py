@@ -73,6 +73,14 @@ def test_suspect_is_dead_if_the_server_accepts_a_fresh_connection():
     assert evidence.knocked(accepted=True) == (), "told once"
 
 
+def test_knock_before_the_look_proves_only_the_death_of_the_member_that_had_fallen_before_it():
+    evidence = Evidence()
+    look(evidence, 0.0, member("a", key=1, sentinel_stands=False), member("b", key=2, sentinel_stands=False))
+    assert [verdict.member_id for verdict in evidence.knocked(accepted=True, key=1)] == ["a"]
+    assert [member.id for member in evidence.due] == ["b"], "needs a knock of its own"
+    assert [verdict.member_id for verdict in evidence.knocked(accepted=True)] == ["b"]
+
+
 def test_server_that_shuts_down_proves_nothing():
     evidence = Evidence()
     look(evidence, 0.0, member(sentinel_stands=False))

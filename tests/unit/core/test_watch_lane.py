@@ -73,6 +73,14 @@ def test_fallen_sentinel_is_followed_by_a_knock_and_the_end_of_the_member():
     assert (verdict.member_id, verdict.reason) == ("other", "death")
 
 
+def test_look_that_has_knocked_already_is_followed_by_the_end_of_the_member():
+    node = joined()
+    node.look(0.0, member())
+    assert [type(request) for request in node.look(0.1, DEAD, knocked=True)] == [Look]
+    (verdict,) = end_of(node, 0.1).verdicts
+    assert (verdict.member_id, verdict.reason) == ("other", "death")
+
+
 def test_server_that_refuses_the_knock_ends_no_member():
     node = joined()
     node.look(0.1, DEAD, accepts=False)

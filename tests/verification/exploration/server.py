@@ -118,7 +118,10 @@ class Base:
             return messages.Knocked(up and request.server_start == self.identity.start)
         if isinstance(request, messages.Look):
             rows, vacancy = store.roster(request)
-            return messages.Looked(self.identity, store.sightings(rows), vacancy)
+            seen = store.sightings(rows)
+            fallen = any(member.key == request.wait_for and not member.sentinel_stands for member in seen)
+            knocked = up and request.wait_for is not None and fallen
+            return messages.Looked(self.identity, seen, vacancy, knocked=knocked)
         if isinstance(request, messages.Unblock):
             if self.write and self.write[1] * TICK_S > request.bound_s:
                 self.write = None

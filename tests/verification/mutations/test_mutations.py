@@ -303,9 +303,15 @@ MUTATIONS = [
             (
                 "core/watch_lane.py",
                 "        if not looked.vacancy:\n",
-                "        self._judge(self._evidence.knocked(accepted=True))\n        if not looked.vacancy:\n",
+                "        self._judge(self._evidence.knocked(accepted=True), now)\n        if not looked.vacancy:\n",
             ),
         ),
+    ),
+    Mutation(
+        "a knock proves the death of members whose sentinel fell after it",
+        "stop-during-a-look",
+        "the same node leads|under the same token|while it leads|two leaders",
+        (("core/evidence.py", "if key in (None, member.key))", "if True)"),),
     ),
     Mutation(
         "strict members take a sentinel as well",

@@ -129,6 +129,10 @@ class SimServer:
         self.waiters: list[Waiter] = []
         self.transactions: list[Transaction] = []
         self.split_looks = True
+        self.looks_last_s = 0.002
+        """How long it takes at most, after the rows were read, until the sentinels are."""
+        self.knocks_early = 0.9
+        """How likely a look knocks when the awaited sentinel falls: MariaDB's looks do not, and a knock may fail."""
         self.hides_identity = False
         """A hosted server that does not say which line of data it continues: every start counts as a new one."""
         self._pid = 0
@@ -255,10 +259,17 @@ class SimServer:
 
     def _look(self, connection: Connection, request: messages.Look, answer: Callable[..., None]) -> None:
         def begin() -> None:
+            # The fresh connection is accepted as early as it can be: before the rows and the sentinels are read.
+            fallen = request.wait_for is not None and request.wait_for not in self.locks
+            knocked = fallen and self.open_for_business and self.core.chosen(self.knocks_early)
             read = self.database.begin_look(connection.work, request)
-            pause = self.core.between(0, 0.002) if self.split_looks else 0.0
-            finish = lambda: answer(lambda: self.database.finish_look(connection.work, request, read))  # noqa: E731
+            pause = self.core.between(0, self.looks_last_s) if self.split_looks else 0.0
+            finish = lambda: answer(lambda: look(read, knocked=knocked))  # noqa: E731
             self.core.after(pause, finish)
+
+        def look(read: Any, *, knocked: bool) -> messages.Looked:
+            looked = self.database.finish_look(connection.work, request, read)
+            return dataclasses.replace(looked, knocked=knocked)
 
         if request.wait_for is not None and request.wait_for in self.locks:
             self._wait(connection, begin, request.seconds, key=request.wait_for)

@@ -464,6 +464,31 @@ def fast_stop(sim: Simulation) -> None:
 
 
 @scenario()
+def stop_during_a_look(sim: Simulation) -> None:
+    """A leader dies. The server accepts the connection that shows it, and begins to stop before the look has ended."""
+    nodes = [sim.node(f"n{number}", ttl=TTL) for number in range(3)]
+    sim.run(1.0)
+    leader, dies, witness = sorted(nodes, key=lambda node: node.protocol.member_id or "")
+    for role, node in (("r", leader), ("other", dies)):
+        node.stand(role)
+        sim.elect(role, node)
+        witness.stand(role)
+    sim.run(TTL)
+    _after_renewal(sim, leader)
+    token = leader.protocol.roles.holding["r"]
+    # Longer than the server needs to free the sentinels of all but the witness.
+    sim.server.looks_last_s, sim.server.knocks_early = 1.0, 1.0
+    dies.crash()
+    (key,) = (key for key, connection in sim.server.locks.items() if connection.node is dies)
+    sim.run_until(lambda: key not in sim.server.locks, 1.0, "the sentinel falls", step=0.0001)
+    sim.run(0.001)
+    sim.server.fast_stop(0.5, 0.5, last=(witness,))
+    sim.run(4.0)
+    sim.expect(leader.believes("r"), "the same node leads after a short restart")
+    sim.expect(leader.protocol.roles.holding["r"] == token, "under the same token")
+
+
+@scenario()
 def short_restart(sim: Simulation) -> None:
     """A short restart, after which the leader is the last to come back."""
     kind = sim.core.chance.choice(("instant", "strict"))

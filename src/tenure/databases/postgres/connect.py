@@ -24,7 +24,7 @@ from tenure.core import timing
 from tenure.databases import connecting, refusals
 from tenure.databases.hosts import Host, Hosts, time_limit_s
 from tenure.databases.postgres import servers
-from tenure.databases.postgres.knock import Knock
+from tenure.databases.postgres.knock import BeginKnock, Knock
 from tenure.databases.postgres.session import PooledSession, PostgresSession, ServerProcess
 from tenure.errors import ConfigError, PoolerDetected, StoreUnavailable
 from tenure.settings import Password
@@ -223,26 +223,31 @@ class PostgresConnector(connecting.Connector):
             log.warning("the server did not accept tcp_user_timeout: a lost network is noticed late")
         return PostgresSession(connection, self.dialect, backend)
 
-    def knocker(self, session: PostgresSession) -> Callable[[], str | None]:
-        """Return a function that opens a new connection to the session's own server.
+    def knocker(self, session: PostgresSession) -> BeginKnock:
+        """Return a function that begins to open a new connection to the session's own server.
 
-        It returns the server's start time, or None if the server does not accept the connection.
+        It returns another function, which waits for the connection, and returns the server's start time, or None if the
+        server does not accept the connection.
         """
         info = session.connection.info
         only = {"host": info.host, "port": info.port, **({"hostaddr": info.hostaddr} if info.hostaddr else {})}
 
-        def knock() -> str | None:
+        def begin() -> Callable[[], str | None]:
             # The address is that of a host which has worked, whatever it is now.
             fresh = Knock.at(self._dialled("knock", only) | {"target_session_attrs": "any"})
             if fresh is None:
-                return None
+                return lambda: None
             self._pending.add(fresh)
+            fresh.begin()
+            return lambda: finish(fresh)
+
+        def finish(fresh: Knock) -> str | None:
             try:
                 return fresh.ask(_START, connecting.CONNECT_TIMEOUT_S)
             finally:
                 self._pending.discard(fresh)
 
-        return knock
+        return begin
 
     def which(self) -> tuple[Any, ...]:
         """Return which database of which server the URL leads to."""

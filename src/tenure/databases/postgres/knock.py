@@ -6,7 +6,9 @@ cursor. Most of that is the server's time.
 
 from __future__ import annotations
 
+import contextlib
 import selectors
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tenure.base import clock
@@ -17,12 +19,20 @@ if TYPE_CHECKING:
     from psycopg import pq
 
 
+FIRST_MESSAGE_S = 0.002
+"""How long a knock that has begun waits until it can send its first message: it takes a round trip."""
+
+BeginKnock = Callable[[], Callable[[], "str | None"]]
+"""Begins a knock, and returns a function that waits for the answer to its question."""
+
+
 class Knock:
     """One connection, from the first packet to the answer."""
 
     def __init__(self, libpq: pq.abc.PGconn) -> None:
         self._psycopg: Any = load()
         self._libpq = libpq
+        self._status = self._psycopg.pq.PollingStatus.WRITING
 
     @classmethod
     def at(cls, parameters: dict[str, Any]) -> Knock | None:
@@ -38,6 +48,12 @@ class Knock:
         """Return the descriptor of the socket."""
         return int(self._libpq.socket)
 
+    def begin(self) -> None:
+        """Send the first message to the server, unless that takes too long. ``ask`` goes on from there."""
+        with contextlib.suppress(self._psycopg.Error, OSError, ValueError):
+            if wait_readable([self], FIRST_MESSAGE_S, selectors.EVENT_WRITE):
+                self._status = self._libpq.connect_poll()
+
     def ask(self, question: str, seconds: float) -> str | None:
         """Return the single value that a query gives; None after any error, and if the time is over."""
         until = clock.now() + seconds
@@ -52,10 +68,9 @@ class Knock:
     def _connected(self, until: float) -> bool:
         polling = self._psycopg.pq.PollingStatus
         events = {polling.READING: selectors.EVENT_READ, polling.WRITING: selectors.EVENT_WRITE}
-        status = polling.WRITING
-        while status in events and wait_readable([self], until - clock.now(), events[status]):
-            status = self._libpq.connect_poll()
-        return bool(status == polling.OK)
+        while self._status in events and wait_readable([self], until - clock.now(), events[self._status]):
+            self._status = self._libpq.connect_poll()
+        return bool(self._status == polling.OK)
 
     def _answer(self, question: str, until: float) -> str | None:
         self._libpq.send_query(question.encode())

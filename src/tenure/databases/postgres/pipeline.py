@@ -78,6 +78,8 @@ class Pipeline:
         self._numbers = itertools.count()
         self._stale = False
         """Whether the server has refused a prepared statement as outdated."""
+        self._ended = False
+        """Whether the message that ends the pipeline has been sent."""
         self._pending: deque[tuple[Reply | None, str]] = deque()
         """What was sent and not answered: statements, and texts to be prepared, which have no reply."""
         self._values = self._psycopg.adapt.Transformer(connection)
@@ -92,6 +94,7 @@ class Pipeline:
     def enter(self) -> None:
         """Begin to send without waiting for replies."""
         self._pending.clear()
+        self._ended = False
         between_transactions = self._libpq.transaction_status == self._idle
         self._libpq.enter_pipeline_mode()
         if self._stale and between_transactions:
@@ -124,6 +127,16 @@ class Pipeline:
         if reply.result is None:
             self._libpq.send_flush_request()
             self._flush()
+        while reply.result is None:
+            self._receive()
+
+    def ask_early(self) -> None:
+        """Have the server send the replies so far as soon as it has them, and not with those that follow."""
+        self._libpq.send_flush_request()
+
+    def receive_early(self, reply: Reply) -> None:
+        """Send everything, with the end of the pipeline, and wait for one reply only. Nothing can be sent after it."""
+        self._end()
         while reply.result is None:
             self._receive()
 
@@ -161,8 +174,7 @@ class Pipeline:
         """Wait until the server has processed everything, or has ended the connection; return the first error."""
         failure: Exception | None = None
         try:
-            self._libpq.pipeline_sync()
-            self._flush()
+            self._end()
         except self._psycopg.Error as error:
             failure = error
         finished = self._connection.closed
@@ -173,6 +185,12 @@ class Pipeline:
                 failure = failure or error
                 finished = self._connection.closed
         return failure
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._libpq.pipeline_sync()
+            self._flush()
 
     def _receive(self) -> bool:
         """Receive one result, and raise its error; return whether the server has processed everything."""

@@ -25,12 +25,14 @@ import logging
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tenure.base import clock
 from tenure.core import messages, timing
 from tenure.core.messages import Sighting
+from tenure.databases.postgres.knock import BeginKnock
 from tenure.databases.postgres.session import PostgresSession
 from tenure.store.dialects import listed
 from tenure.store.session import Failed, Gone, Result, Session, Step
@@ -50,6 +52,7 @@ LOOK_FOR_BLOCKERS_S = 0.3
 log = logging.getLogger("tenure.advisory")
 
 _TRY = "select pg_catalog.pg_try_advisory_lock({class_id}, :key)"
+_TRY_SHARED = "select pg_catalog.pg_try_advisory_xact_lock_shared({class_id}, :key)"
 _RELEASE = "select pg_catalog.pg_advisory_unlock({class_id}, :key)"
 _LOCK_TIMEOUT = "select pg_catalog.set_config('lock_timeout', :value, false)"
 _WAIT = """
@@ -242,15 +245,20 @@ class AdvisorySentinel:
         """Return which keys are held, and by which process."""
         return self._session.read(Step(_HELD.format(class_id=CLASS_ID), {}))[0].rows
 
-    def look(self, request: messages.Look, roster: Step, vacancy: Step) -> tuple[tuple[Sighting, ...], Result]:
-        """Wait for a lock, then read the members, whether their sentinels stand, and the other step's result."""
+    def look(
+        self, request: messages.Look, roster: Step, vacancy: Step, fallen: Callable[[], None]
+    ) -> tuple[tuple[Sighting, ...], Result]:
+        """Wait for a lock, then read the members, whether their sentinels stand, and the other step's result.
+
+        Call ``fallen`` as soon as the lock is free, while the server reads the rest.
+        """
         # If the server's clock is set back, and deadlock_timeout is short, PostgreSQL ends each wait far too early.
         if self._ended_early:
             time.sleep(min(EARLY_PAUSE_S, request.seconds))
         began = clock.now()
         text = _ROSTER_TRIED if began < self._list_at else _ROSTER_LISTED
         step = Step(text, roster.parameters)
-        members, vacancies = self.survey(request.wait_for, request.seconds, step, vacancy)
+        members, vacancies = self.survey(request.wait_for, request.seconds, step, vacancy, fallen=fallen)
         took_s = clock.now() - began
         if text == _ROSTER_LISTED and members.rows:
             self._list_at = clock.now() + READ_LOCK_S * members.rows[0][-1]
@@ -259,7 +267,9 @@ class AdvisorySentinel:
         self._ended_early = request.wait_for is not None and still_stands and took_s < request.seconds / 2
         return seen, vacancies
 
-    def survey(self, wait_for: int | None, seconds: float, *steps: Step) -> Sequence[Result]:
+    def survey(
+        self, wait_for: int | None, seconds: float, *steps: Step, fallen: Callable[[], None] | None = None
+    ) -> Sequence[Result]:
         """Wait for a lock, then run some steps, and read how long the next wait may last.
 
         All in one round trip: a node at rest asks the server once per slice, and once after a death instead of three
@@ -271,13 +281,19 @@ class AdvisorySentinel:
             if wait_ms != self._wait_ms:
                 waiting.append(Step(_LOCK_TIMEOUT, {"value": f"{wait_ms}ms"}))
             waiting.append(Step(_WAIT.format(lock=self.lock(wait_for)), {}))
-        *results, logged = self._session.read(*waiting, *steps, Step(_LOGGED, {}))
+        rest = (*steps, Step(_LOGGED, {}))
+        if wait_for is not None and fallen is not None:
+            waiting.append(Step(_TRY_SHARED.format(class_id=CLASS_ID), {"key": wait_for}))
+            results = self._session.read_early(waiting, lambda free: fallen() if free.rows[0][0] else None, rest)
+        else:
+            results = self._session.read(*waiting, *rest)[len(waiting) :]
+        *results, logged = results
         if wait_for is not None:
             # Remembered after the round trip: a transaction that fails undoes the setting.
             self._wait_ms = wait_ms
         log_lock_waits, deadlock_timeout_s, log_min_duration_s = logged.rows[0]
         self.slice_s = _slice_s(float(deadlock_timeout_s) if log_lock_waits == "on" else 0, float(log_min_duration_s))
-        return results[len(waiting) :]
+        return results
 
     def lock(self, key: int) -> str:
         """Return a lock as the arguments of the server's functions."""
@@ -294,12 +310,46 @@ def _slice_s(*logged_from_s: float) -> float:
 
 
 class AdvisoryWatch(WatchStore):
-    """The watch lane, with each look in one round trip."""
+    """The watch lane, with each look in one round trip.
+
+    It knocks as soon as the awaited sentinel has fallen, and not only when the protocol asks for it: the server opens
+    the connection while it reads the members.
+    """
 
     sentinel: AdvisorySentinel
 
+    def __init__(
+        self,
+        session: PostgresSession,
+        sentinel: AdvisorySentinel,
+        watcher: WatchActions,
+        namespace: str,
+        begin_knock: BeginKnock,
+    ) -> None:
+        super().__init__(session, sentinel, watcher, namespace, self._knock)
+        self._begin_knock = begin_knock
+        self._knocking: Callable[[], str | None] | None = None
+
+    def look(self, request: messages.Look) -> messages.Looked:
+        """As above; the reply says whether the server has accepted the knock."""
+        accepted = False
+        try:
+            looked = super().look(request)
+        finally:
+            # Also if the look has failed: the server would log a connection that is closed halfway.
+            if self._knocking is not None:
+                start, self._knocking = self._knocking(), None
+                accepted = start == self.session.server_start
+        return replace(looked, knocked=accepted)
+
     def _survey(self, request: messages.Look, roster: Step, vacancy: Step) -> tuple[tuple[Sighting, ...], Result]:
-        return self.sentinel.look(request, roster, vacancy)
+        return self.sentinel.look(request, roster, vacancy, self._fallen)
+
+    def _fallen(self) -> None:
+        self._knocking = self._begin_knock()
+
+    def _knock(self) -> str | None:
+        return self._begin_knock()()
 
 
 class AdvisoryActions(WatchActions):

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import logging
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tenure.base import clock
@@ -112,6 +112,18 @@ class PostgresSession(LaneSession):
         with self._translated(), self._pipelined():
             return self._run(*steps)
 
+    def read_early(
+        self, first: Sequence[Step], then: Callable[[Result], None], rest: Sequence[Step]
+    ) -> Sequence[Result]:
+        """As ``read``, but call ``then`` with the last result of ``first`` while the server runs the ``rest``."""
+        with self._translated(), self._pipelined():
+            early = self._run(*first)
+            self._pipeline.ask_early()
+            results = self._run(*rest)
+            self._pipeline.receive_early(early[-1])
+            then(early[-1])
+            return results
+
     @contextlib.contextmanager
     def _pipelined(self) -> Iterator[None]:
         """Send without waiting for replies. If the block is interrupted, as by Ctrl-C, the connection is closed."""
@@ -130,7 +142,7 @@ class PostgresSession(LaneSession):
             self.close()
             raise
 
-    def _run(self, *steps: Step) -> Sequence[Result]:
+    def _run(self, *steps: Step) -> list[Reply]:
         return [self._pipeline.send(self.dialect.text(step.text), step.parameters) for step in steps]
 
     @contextlib.contextmanager
