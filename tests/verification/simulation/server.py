@@ -129,8 +129,8 @@ class SimServer:
         self.waiters: list[Waiter] = []
         self.transactions: list[Transaction] = []
         self.split_looks = True
-        self.looks_last_s = 0.002
-        """How long it takes at most, after the rows were read, until the sentinels are."""
+        self.looks_last_s = (0.0, 0.002)
+        """How long it takes, after the rows were read, until the sentinels are."""
         self.knocks_early = 0.9
         """How likely a look knocks when the awaited sentinel falls: MariaDB's looks do not, and a knock may fail."""
         self.hides_identity = False
@@ -263,7 +263,7 @@ class SimServer:
             fallen = request.wait_for is not None and request.wait_for not in self.locks
             knocked = fallen and self.open_for_business and self.core.chosen(self.knocks_early)
             read = self.database.begin_look(connection.work, request)
-            pause = self.core.between(0, self.looks_last_s) if self.split_looks else 0.0
+            pause = self.core.between(*self.looks_last_s) if self.split_looks else 0.0
             finish = lambda: answer(lambda: look(read, knocked=knocked))  # noqa: E731
             self.core.after(pause, finish)
 
