@@ -133,7 +133,7 @@ class Engine:
 
     def _rename(self, name: str) -> None:
         self.settings = replace(self.settings, name=name)
-        self.protocol.settings = replace(self.protocol.settings, name=name)
+        self.protocol.settings = self.protocol.settings._replace(name=name)
         if self.has_tokens:
             self.backend = self._make_backend(self.settings)
             for role, number in self._locks.items():

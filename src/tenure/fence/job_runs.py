@@ -13,9 +13,8 @@ other writes are committed together with the claim, or not at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from tenure.fence import fence
 from tenure.fence.verdicts import TermIdentity
@@ -28,16 +27,14 @@ from tenure.store.session import Result, Step
 DETAIL_LENGTH = 200
 
 
-@dataclass(frozen=True)
-class JobStatement:
+class JobStatement(NamedTuple):
     """Some statements about jobs, and a function that interprets their results."""
 
     steps: tuple[Step, ...]
     meaning: Callable[[Sequence[Result]], Any]
 
 
-@dataclass(frozen=True)
-class Claimed:
+class Claimed(NamedTuple):
     """What came of an attempt to claim a run that a schedule found to be due."""
 
     mine: bool

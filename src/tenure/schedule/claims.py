@@ -104,13 +104,13 @@ def claim(
             _record_skipped(transaction, term, job.name, mark, stretch)
             mark = stretch.last
     elif again and claimed.outcome is not None:
-        claimed = replace(claimed, mine=claimed.outcome == "begun", paused=claimed.outcome == "skipped")
+        claimed = claimed._replace(mine=claimed.outcome == "begun", paused=claimed.outcome == "skipped")
     elif claimed.paused:
         paused = plan.stretch_of(job, mark, decision.due, plan.PAUSED)
         if paused is not None:
             _record_skipped(transaction, term, job.name, mark, paused)
             ask(transaction, job_runs.pass_over(term, job.name, paused.last))
-            claimed = replace(claimed, skipped=paused.number)
+            claimed = claimed._replace(skipped=paused.number)
     return claimed
 
 
