@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
+from tenure.base.moments import microseconds, moment
 from tenure.fence import job_runs
 from tenure.fence.verdicts import TermIdentity
 from tenure.schedule import plan
 from tenure.schedule.due_times import SECOND_US, from_text
 from tenure.schedule.jobs import Job
-from tenure.store.records import JobRecord, microseconds, moment
+from tenure.store.records import JobRecord
 from tenure.term import Transaction, ask
 
 log = logging.getLogger("tenure.schedule")
