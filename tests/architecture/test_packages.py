@@ -55,7 +55,7 @@ RULES = {
     "events": Rule({"base"}, DRIVERS | FRAMEWORKS | LOOPS),
     "core": Rule({"events"}, WORLD | DRIVERS | FRAMEWORKS | LOOPS),
     "settings": Rule({"core", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS),
-    "stats": Rule({"core", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS),
+    "stats": Rule({*VALUES}, DRIVERS | FRAMEWORKS | LOOPS),
     "store": Rule({"core", "settings", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS),
     "databases": Rule(
         {"core", "settings", "store", "databases.postgres", "databases.mysql", "databases.sqlite", *VALUES}, LOOPS
@@ -69,7 +69,7 @@ RULES = {
         never=r"\.commit\(|\bconnect\(",
     ),
     "transaction": Rule({"databases", "databases.mysql", "fence", "store", *VALUES}, FRAMEWORKS | LOOPS),
-    "engine": Rule({"core", "databases", "settings", "stats", "store", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS, never=SQL),
+    "engine": Rule({"core", "databases", "settings", "store", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS, never=SQL),
     "internals": Rule(set(), DRIVERS | FRAMEWORKS | LOOPS),
     "term": Rule(
         {"engine", "fence", "internals", "settings", "transaction", *VALUES},
