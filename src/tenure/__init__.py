@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tenure.databases.guards import guard_sql
     from tenure.databases.schema import tables_sql
     from tenure.election import Election
+    from tenure.engine.recorder import Latency
     from tenure.errors import (
         ConfigError,
         Fenced,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from tenure.schedule.run import Run
     from tenure.schedule.schedule import Schedule
     from tenure.services.service import ServiceInfo
-    from tenure.stats import JobStats, Latency, NodeStats, RoleStats
+    from tenure.stats import JobStats, NodeStats, RoleStats
     from tenure.store.namespaces import WaitInfo
     from tenure.store.records import (
         Candidate,
@@ -64,6 +65,7 @@ _HOMES = {
     "tenure.aio.node": "AsyncNode",
     "tenure.aio.term": "AsyncTerm AsyncTransaction",
     "tenure.election": "Election",
+    "tenure.engine.recorder": "Latency",
     "tenure.errors": "ConfigError Fenced LeadershipLost NodeClosed NotCommitted NotLeader PoolerDetected "
     "StoreUnavailable TenureError Unfenced WaitTimeout",
     "tenure.events": "Deposed Elected Event LeaderChanged Resumed Suspended",
@@ -74,7 +76,7 @@ _HOMES = {
     "tenure.schedule.run": "Run",
     "tenure.schedule.schedule": "Schedule",
     "tenure.services.service": "ServiceInfo",
-    "tenure.stats": "JobStats Latency NodeStats RoleStats",
+    "tenure.stats": "JobStats NodeStats RoleStats",
     "tenure.store.namespaces": "WaitInfo",
     "tenure.store.records": "Candidate GuardedTable JobRecord LeaderInfo MemberInfo Overview RoleInfo RunRecord "
     "TermRecord",

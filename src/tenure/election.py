@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Generic, TypeVar
 
+import tenure
 from tenure.base.clock import now
 from tenure.engine.candidacy import Candidacy
 from tenure.errors import NotLeader, WaitTimeout
 from tenure.events import Event
 from tenure.settings import check_callback, check_limit, check_name, check_timeout
-from tenure.store import records
-from tenure.store.records import Candidate, JobRecord, LeaderInfo, TermRecord
 from tenure.term import BaseTerm, Term
 
 HAND_OVER_S = 2.0
@@ -97,12 +96,37 @@ class BaseElection(Generic[TermT]):
             raise NotLeader(f"role {self.role!r}: this node does not lead, so it cannot resign")
         if to is None:
             return None
+        from tenure.store.records import candidate_id  # noqa: PLC0415 - as below
+
         name, me = check_name("to", to), self._engine.member_id
-        others = [candidate for candidate in self._read(records.candidates) if candidate.member_id != me]
-        return records.candidate_id(self.role, name, others)
+        others = [candidate for candidate in self._candidates() if candidate.member_id != me]
+        return candidate_id(self.role, name, others)
+
+    # What is read in the database about the role. The calling thread imports the functions, before the node's thread
+    # calls them: they are slow to import, and a node leads without them. So the types are named by the package, which
+    # loads them when the type hints are resolved.
+
+    def _leader(self) -> tenure.LeaderInfo | None:
+        from tenure.store.records import leader  # noqa: PLC0415
+
+        return self._read(leader)
+
+    def _candidates(self) -> list[tenure.Candidate]:
+        from tenure.store.records import candidates  # noqa: PLC0415
+
+        return self._read(candidates)
+
+    def _history(self, limit: int) -> list[tenure.TermRecord]:
+        from tenure.store.records import history  # noqa: PLC0415
+
+        return self._read(history, limit)
+
+    def _jobs(self) -> list[tenure.JobRecord]:
+        from tenure.store.records import jobs  # noqa: PLC0415
+
+        return self._read(jobs)
 
     def _read(self, read: Callable[..., T], *arguments: int) -> T:
-        """Read something about the role in the database."""
         return self._engine.query(lambda store: read(store, self.role, *arguments))
 
 
@@ -124,21 +148,21 @@ class Election(BaseElection[Term]):
             if not elected:
                 raise self._not_elected(timeout)
 
-    def leader(self) -> LeaderInfo | None:
+    def leader(self) -> tenure.LeaderInfo | None:
         """Return the holder of the role, as the database knows it; None if the role is vacant."""
-        return self._read(records.leader)
+        return self._leader()
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[tenure.Candidate]:
         """Return the candidates for the role, in the order in which they joined."""
-        return self._read(records.candidates)
+        return self._candidates()
 
-    def history(self, limit: int = 20) -> list[TermRecord]:
+    def history(self, limit: int = 20) -> list[tenure.TermRecord]:
         """Return the last terms of the role, newest first."""
-        return self._read(records.history, check_limit(limit))
+        return self._history(check_limit(limit))
 
-    def jobs(self) -> list[JobRecord]:
+    def jobs(self) -> list[tenure.JobRecord]:
         """Return the jobs of the role whose runs were claimed (:meth:`Term.claim`), sorted by name."""
-        return self._read(records.jobs)
+        return self._jobs()
 
     def resign(self, to: str | None = None) -> None:
         """Hand over now, to the candidate named ``to`` (its name or member id) if one is given.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Generic
 
+import tenure
 from tenure.base.tracebacks import without_locals
 from tenure.campaign import Campaign, ElectionT
 from tenure.databases.backend import Backend, backend_for
@@ -24,7 +25,6 @@ from tenure.events import Deposed, Event, LeaderChanged
 from tenure.internals import holding_of
 from tenure.services.host import BaseServiceHost
 from tenure.settings import Mode, NodeSettings, Password, Start, Takeover, check_callback, check_name, node_settings
-from tenure.stats import NodeStats, stats_of
 from tenure.term import BaseTerm, Term
 
 if TYPE_CHECKING:
@@ -163,11 +163,13 @@ class BaseNode(BaseServiceHost, abc.ABC, Generic[ElectionT]):
         """The id of the current membership; None while there is none."""
         return self._engine.member_id
 
-    def stats(self) -> NodeStats:
+    def stats(self) -> tenure.NodeStats:
         """Return what the node measured: renewals, transitions, and how long ago it saw a leader of each role.
 
         No I/O. ``tenure.integrations.prometheus`` shows these numbers.
         """
+        from tenure.stats import stats_of  # noqa: PLC0415 - slow to import, and a node leads without it
+
         return stats_of(self._engine)
 
     def on_event(self, callback: Callable[[Event], object]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from tenure.base.moments import microseconds, moment
 from tenure.base.tracebacks import without_locals
 from tenure.core import messages, timing
 from tenure.databases import guards
@@ -436,14 +437,14 @@ def _with_next(job: JobRecord) -> JobRecord:
 
     known = due_times.from_text(job.spec)
     mark = max(job.since, job.claimed or job.since)
-    following = None if known is None else known.after(records.microseconds(mark))
+    following = None if known is None else known.after(microseconds(mark))
     if known is None or following is None:
         return job
-    due = records.moment(following)
+    due = moment(following)
     late = job.as_of > due + timedelta(seconds=job.jitter + OVERDUE_S)
     runs = job.last is not None and job.last.outcome == "begun"
     if job.paused is not None or runs:
         # The scheduler skips due times that pass meanwhile.
-        now = known.after(records.microseconds(max(job.as_of, mark)))
-        return replace(job, next_due=None if now is None else records.moment(now))
+        now = known.after(microseconds(max(job.as_of, mark)))
+        return replace(job, next_due=None if now is None else moment(now))
     return replace(job, next_due=due, overdue=late)

@@ -9,6 +9,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import tenure
 from tenure.base.clock import now
 from tenure.engine.candidacy import Holding
 from tenure.errors import ConfigError, Fenced, LeadershipLost, NodeClosed, NotLeader
@@ -16,14 +17,12 @@ from tenure.fence import job_runs
 from tenure.fence.fence import fence
 from tenure.internals import engine_of
 from tenure.settings import check_bound, check_callback, check_timeout
-from tenure.store.records import JobRecord
 from tenure.transaction import OwnTransaction, fenced
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from tenure.election import BaseElection, Election
-
 
 NOT_FENCEABLE = (
     "mode='lock' has no fencing token, so nothing can be fenced: a paused leader's late write is not refused. Use "
@@ -267,9 +266,9 @@ class Transaction:
         anchor: datetime = self._ask(job_runs.anchor(self._holding, job, at))
         return anchor
 
-    def jobs(self) -> list[JobRecord]:
+    def jobs(self) -> list[tenure.JobRecord]:
         """Return the jobs of the role, sorted by name, as this transaction sees them."""
-        records: list[JobRecord] = self._ask(job_runs.jobs(self._holding))
+        records: list[tenure.JobRecord] = self._ask(job_runs.jobs(self._holding))
         return records
 
     def forget(self, job: str) -> bool:

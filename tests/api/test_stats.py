@@ -12,15 +12,15 @@ import anyio
 import pytest
 
 import tenure
-from tenure import stats
 from tenure.core import messages
 from tenure.core.messages import Held, Joined, Renew, Standing, Vacancy
 from tenure.core.roles import Roles
 from tenure.core.servers import Server
+from tenure.engine.recorder import REASONS, TRANSITIONS, StatsRecorder
 from tenure.events import Deposed, Elected, EndReason, LeaderChanged, Resumed, Suspended
 from tests.support.store_by_hand import QUICK, Desk, Nodes, connected, execute, fork, until
 
-SOURCE = Path(stats.__file__).parent / "core"
+SOURCE = Path(tenure.__file__).parent / "core"
 RENEW = Renew("me")
 
 
@@ -35,14 +35,14 @@ def test_every_reason_that_the_protocol_gives_has_a_word_of_its_own():
     """A reason without one would be counted as `other`, and no dashboard would know it."""
     texts = [(SOURCE / f"{name}.py").read_text() for name in ("protocol", "roles")]
     given = {EndReason[name] for text in texts for name in re.findall(r"EndReason\.([A-Z_]+)", text)}
-    assert given == set(stats.REASONS)
-    assert len(set(stats.TRANSITIONS)) == 3 + len(given)
+    assert given == set(REASONS)
+    assert len(set(TRANSITIONS)) == 3 + len(given)
 
 
 def standing(*roles):
     """A node that stands for roles, as the database knows."""
     candidacy = Roles(10.0, [])
-    recorder = stats.StatsRecorder()
+    recorder = StatsRecorder()
     for role in roles:
         candidacy.stand(role)
         recorder.stood(role, 0.0)
@@ -91,16 +91,16 @@ def test_a_role_that_is_not_vacant_is_seen_to_be_held():
     candidacy.holding["mine"] = 4
     answer = Standing(alive=True, held=(Held("mine", 4), Held("dropped", 3)), vacant=(Vacancy("vacant", 2),))
     recorder.answered(RENEW, answer, candidacy, 0.1, 7.0)
-    seen = {role: recorder._seen[role] for role in recorder.roles()}
+    seen = {role: recorder.seen[role] for role in recorder.transitions}
     assert seen == {"held": 7.0, "mine": 7.0, "vacant": 0.0, "unregistered": 0.0, "dropped": 0.0}
 
 
 def test_a_leader_that_slept_past_its_deadline_was_last_seen_at_the_deadline():
     recorder, _ = standing("r")
     recorder.happened(Elected("r", 1), 10.0, float("-inf"))
-    assert recorder._seen["r"] == 10.0
+    assert recorder.seen["r"] == 10.0
     recorder.happened(Deposed("r", 1, "lapsed"), 500.0, trusted_before=19.0)
-    assert recorder._seen["r"] == 19.0
+    assert recorder.seen["r"] == 19.0
 
 
 def test_a_term_that_ends_in_doubt_was_last_seen_when_the_doubt_began():
@@ -108,7 +108,7 @@ def test_a_term_that_ends_in_doubt_was_last_seen_when_the_doubt_began():
     recorder.happened(Elected("r", 1), 10.0, float("-inf"))
     recorder.happened(Suspended("r", 1), 12.0, trusted_before=19.0)
     recorder.happened(Deposed("r", 1, "lapsed"), 19.0, trusted_before=float("-inf"))
-    assert recorder._seen["r"] == 12.0
+    assert recorder.seen["r"] == 12.0
 
 
 def test_transitions_are_counted_by_role_and_kind_and_nothing_else_is():
@@ -118,18 +118,18 @@ def test_transitions_are_counted_by_role_and_kind_and_nothing_else_is():
     recorder.happened(LeaderChanged("r", 2, "id", "somebody"), 2.0, 9.0)
     recorder.happened(Elected("never stood for", 1), 2.0, 9.0)
     recorder.happened(Deposed("other", 1, "a reason of tomorrow"), 2.0, 9.0)
-    counts = {kind: count for kind, count in recorder._transitions["r"].items() if count}
+    counts = {kind: count for kind, count in recorder.transitions["r"].items() if count}
     assert counts == {"elected": 1, "suspended": 1, "resumed": 1, "cut": 1}
-    assert recorder._transitions["other"]["other"] == 1
-    assert recorder.roles() == ["r", "other"]
+    assert recorder.transitions["other"]["other"] == 1
+    assert list(recorder.transitions) == ["r", "other"]
 
 
 def test_who_stands_again_begins_to_count_again_and_keeps_its_numbers():
     recorder, _ = standing("r")
     recorder.happened(Elected("r", 1), 1.0, 9.0)
     recorder.stood("r", 60.0)
-    assert recorder._seen["r"] == 60.0
-    assert recorder._transitions["r"]["elected"] == 1
+    assert recorder.seen["r"] == 60.0
+    assert recorder.transitions["r"]["elected"] == 1
 
 
 # --- in a node ----------------------------------------------------------------------------------------------

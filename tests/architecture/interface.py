@@ -116,7 +116,8 @@ def _signature(thing: object) -> str:
         if not made_by.__module__.startswith(OURS):
             return ""
     try:
-        return re.sub(r" object at 0x\w+>", ">", str(inspect.signature(thing)))
+        # A public type is the same with and without the package's name in front of it.
+        return re.sub(r" object at 0x\w+>", ">", str(inspect.signature(thing))).replace("tenure.", "")
     except (TypeError, ValueError):
         return ""
 

@@ -50,11 +50,12 @@ SQL_OR_PROTOCOL = rf"{SQL}|\b_?engine\.(protocol|command)\b"
 PRIVATE = r"\b(node|election|term|registry|transaction)\._[a-z]"
 
 RULES = {
-    **dict.fromkeys(("base", "errors"), Rule(set(), DRIVERS | FRAMEWORKS | LOOPS)),
+    "errors": Rule(set(), DRIVERS | FRAMEWORKS | LOOPS),
+    "base": Rule({"errors"}, DRIVERS | FRAMEWORKS | LOOPS),
     "events": Rule({"base"}, DRIVERS | FRAMEWORKS | LOOPS),
     "core": Rule({"events"}, WORLD | DRIVERS | FRAMEWORKS | LOOPS),
     "settings": Rule({"core", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS),
-    "stats": Rule({"core", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS),
+    "stats": Rule({*VALUES}, DRIVERS | FRAMEWORKS | LOOPS),
     "store": Rule({"core", "settings", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS),
     "databases": Rule(
         {"core", "settings", "store", "databases.postgres", "databases.mysql", "databases.sqlite", *VALUES}, LOOPS
@@ -68,12 +69,10 @@ RULES = {
         never=r"\.commit\(|\bconnect\(",
     ),
     "transaction": Rule({"databases", "databases.mysql", "fence", "store", *VALUES}, FRAMEWORKS | LOOPS),
-    "engine": Rule(
-        {"core", "databases", "settings", "stats", "store", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS, never=SQL
-    ),
+    "engine": Rule({"core", "databases", "settings", "store", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS, never=SQL),
     "internals": Rule(set(), DRIVERS | FRAMEWORKS | LOOPS),
     "term": Rule(
-        {"engine", "fence", "internals", "settings", "store", "transaction", *VALUES},
+        {"engine", "fence", "internals", "settings", "transaction", *VALUES},
         DRIVERS | FRAMEWORKS | LOOPS,
         never=SQL_OR_PROTOCOL,
     ),
@@ -83,9 +82,7 @@ RULES = {
     "campaign": Rule({"election", "engine", "term", *VALUES}, DRIVERS | FRAMEWORKS | LOOPS, never=SQL_OR_PROTOCOL),
     "manual": Rule({"core", "databases", "databases.sqlite", "fence", "settings", "store", *VALUES}, LOOPS),
     "aio": Rule(
-        {"election", "engine", "fence", "settings", "store", "term", *VALUES},
-        DRIVERS | FRAMEWORKS,
-        never=SQL_OR_PROTOCOL,
+        {"election", "engine", "fence", "settings", "term", *VALUES}, DRIVERS | FRAMEWORKS, never=SQL_OR_PROTOCOL
     ),
     "schedule": Rule(
         {"aio", "core", "election", "engine", "fence", "internals", "settings", "store", "term", *VALUES},

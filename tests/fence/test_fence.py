@@ -6,7 +6,6 @@ import contextlib
 import logging
 import threading
 import time
-from dataclasses import replace
 from datetime import datetime, timezone
 
 import psycopg
@@ -456,7 +455,7 @@ def test_without_its_lock_the_fence_would_let_a_stale_write_land(every_postgres_
         assert text.count("for share of r") == text.count("if locker <> top then") == 1
         return text.replace("for share of r", "").replace("if locker <> top then", "if false then")
 
-    mutated = tuple(replace(one, functions=tuple(map(without_lock, one.functions))) for one in MIGRATIONS)
+    mutated = tuple(one._replace(functions=tuple(map(without_lock, one.functions))) for one in MIGRATIONS)
     changed = [one.version for one, other in zip(MIGRATIONS, mutated, strict=True) if one != other]
     assert changed == [1, 5], "the first creates the fence, and the other replaces it"
     connector = PostgresConnector(every_postgres_url, "mutated", 30.0, "tests")

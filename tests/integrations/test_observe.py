@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.parser import text_string_to_metric_families
 
 import tenure
-from tenure import stats as meter
+from tenure.engine.recorder import TRANSITIONS
 from tenure.integrations import otel
 from tenure.integrations.prometheus import TenureCollector, observe
 from tests.conftest import missing
@@ -158,7 +158,7 @@ def test_the_page_has_what_the_document_names_and_nothing_else(page):
 def test_every_kind_of_transition_is_there_from_the_start_and_documented(page):
     """At zero: a counter that appears at one has no increase that Prometheus could see."""
     reasons = {sample.labels["reason"] for sample in page.samples if sample.name == "tenure_transitions_total"}
-    assert reasons == set(meter.TRANSITIONS)
+    assert reasons == set(TRANSITIONS)
     table = PAGE.partition("| `reason` | what happened |")[2].partition("\n- ")[0]
     assert (
         set(re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines() if "|" in row))) == reasons

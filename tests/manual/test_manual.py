@@ -19,8 +19,8 @@ from sqlalchemy.ext import asyncio as sa_asyncio
 
 import tenure
 from tenure import manual
+from tenure.base.moments import time_of
 from tenure.core import messages
-from tenure.store.records import time_of
 from tests.support.store_by_hand import Desk, execute, fork, table, until
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,6 @@ Tenure's comes out of `turn()` as the exception that it is. `tests/support/fuzzi
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import tempfile
 from collections.abc import Iterator
@@ -98,9 +97,7 @@ class Puppet:
                 self.watch, self.watch_session = self.backend.open_watch()
                 answer: Any = messages.Watching()
             else:
-                answer = self.watch.perform(
-                    dataclasses.replace(ask, wait_for=None) if isinstance(ask, messages.Look) else ask
-                )
+                answer = self.watch.perform(ask._replace(wait_for=None) if isinstance(ask, messages.Look) else ask)
         except (Gone, Failed, TenureError) as error:
             lost = not isinstance(error, Failed)
             self.protocol.fail_watch(ask, now, lost=lost)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from dataclasses import replace
 
 import psycopg
 import pytest
@@ -120,7 +119,7 @@ def test_member_that_lives_on_is_not_succeeded(store_url):
     with Desk(store_url) as desk, Desk(store_url) as other:
         other.lead("r")
         desk.stand("r")
-        stale = replace(death(desk, other), epoch=7)
+        stale = death(desk, other)._replace(epoch=7)
         ended = desk.ask(messages.End(desk.id, (stale,), messages.Succession("successor", 0)))
         assert (ended.ids, ended.tokens, ended.vacant) == ((), {}, ())
         assert held(other) == {"r": 1}
@@ -232,7 +231,7 @@ def test_another_system_lifts_the_base_above_every_token(store_url):
         desk.ask(messages.Confirm(old, Server("start", f"{system}:7", 7, place)))
         later = renew(desk).confirmed
         assert (later.incarnation, later.base) == (f"{system}:7", 0), "the same system, a later timeline"
-        desk.ask(messages.Confirm(replace(later, incarnation="somebody was quicker"), Server("start", "x:1", 1, place)))
+        desk.ask(messages.Confirm(later._replace(incarnation="somebody was quicker"), Server("start", "x:1", 1, place)))
         assert renew(desk).confirmed == later, "only from what was seen"
         desk.ask(messages.Confirm(later, Server("start", "restored:1", 1, place)))
         assert renew(desk).confirmed.base >= 5 * 2**40 + 2**32

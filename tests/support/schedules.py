@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import tenure
+from tenure.base.moments import microseconds
 from tenure.schedule.due_times import from_text
-from tenure.store.records import microseconds
 from tests.support.store_by_hand import execute, table, until
 
 HOUR_S = 3600

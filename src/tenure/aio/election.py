@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import tenure
 from tenure.aio.bridge import Loop, run_in_thread, wait_for, wait_for_wakeup
 from tenure.aio.term import AsyncTerm
 from tenure.base.clock import now
@@ -15,8 +16,6 @@ from tenure.election import EVENTS_KEPT, HAND_OVER_S, BaseElection, T
 from tenure.engine.candidacy import Candidacy
 from tenure.events import Event
 from tenure.settings import check_limit, check_timeout
-from tenure.store import records
-from tenure.store.records import Candidate, JobRecord, LeaderInfo, TermRecord
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -44,21 +43,21 @@ class AsyncElection(BaseElection[AsyncTerm]):
             if not elected:
                 raise self._not_elected(timeout)
 
-    async def leader(self) -> LeaderInfo | None:
+    async def leader(self) -> tenure.LeaderInfo | None:
         """Return the holder of the role, as the database knows it; None if the role is vacant."""
-        return await self._ask(self._read, records.leader)
+        return await self._ask(self._leader)
 
-    async def candidates(self) -> list[Candidate]:
+    async def candidates(self) -> list[tenure.Candidate]:
         """Return the candidates for the role, in the order in which they joined."""
-        return await self._ask(self._read, records.candidates)
+        return await self._ask(self._candidates)
 
-    async def history(self, limit: int = 20) -> list[TermRecord]:
+    async def history(self, limit: int = 20) -> list[tenure.TermRecord]:
         """Return the last terms of the role, newest first."""
-        return await self._ask(self._read, records.history, check_limit(limit))
+        return await self._ask(self._history, check_limit(limit))
 
-    async def jobs(self) -> list[JobRecord]:
+    async def jobs(self) -> list[tenure.JobRecord]:
         """Return the jobs of the role whose runs were claimed (:meth:`AsyncTerm.claim`), sorted by name."""
-        return await self._ask(self._read, records.jobs)
+        return await self._ask(self._jobs)
 
     async def resign(self, to: str | None = None) -> None:
         """Hand over now, to the candidate named ``to`` if one is given; see :meth:`Election.resign`."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio
 import anyio.lowlevel
 
+import tenure
 from tenure.aio.bridge import Loop, run_in_thread, wait_for
 from tenure.engine.candidacy import Holding
 from tenure.engine.engine import Engine
@@ -20,14 +21,12 @@ from tenure.fence import job_runs
 from tenure.fence.adapter import is_async
 from tenure.fence.fence import fence, fence_async
 from tenure.settings import check_timeout
-from tenure.store.records import JobRecord
 from tenure.term import BaseTerm, Transaction, cut_short
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from tenure.aio.election import AsyncElection
-
 
 T = TypeVar("T")
 
@@ -180,7 +179,7 @@ class AsyncTransaction:
         """Set the moment from which the interval of ``job`` is counted, if it has none; return the one that applies."""
         return await self._run(lambda: self._transaction.anchor(job, at))
 
-    async def jobs(self) -> list[JobRecord]:
+    async def jobs(self) -> list[tenure.JobRecord]:
         """Return the jobs of the role, sorted by name, as this transaction sees them."""
         return await self._run(self._transaction.jobs)
 

@@ -37,7 +37,8 @@ class Confirmation:
         # A limit that was changed and changed back counts anew. So does one that is found on another line of data.
         if confirmed.ripe_ttl >= confirmed.max_ttl:
             self.ripened()
-        elif self._unripe[0] != (seen := (server.line, confirmed)):
+        # Whether commits wait for a replica is not part of the limit, and may change at any time.
+        elif self._unripe[0] != (seen := (server.line, confirmed._replace(replicated=True))):
             self._unripe = (seen, now)
 
     def ripened(self) -> None:

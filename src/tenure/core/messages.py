@@ -23,11 +23,15 @@ the node's sentinel and makes every change; the watch lane only reads and waits.
 | watch   | Knock      | Knocked    | open a fresh connection, to see whether the server accepts any         |
 | watch   | Evict      | Done       | terminate the connections of a member that was ended by silence        |
 | watch   | Unblock    | Done       | end abandoned transactions that keep a role from being acquired        |
+
+They are named tuples, because a process that starts waits for the creation of all these classes, and a frozen data
+class takes four times as long to create. So two messages of different types are equal if their fields are, and a
+message without fields is false. Code that may meet several types compares the type as well.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tenure.core.servers import Confirmed, Server
 from tenure.events import EndReason
@@ -36,8 +40,7 @@ MANUAL = "manual"
 """The ``takeover`` of a candidate of ``tenure.manual``, which renews by hand and looks at no other member."""
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """A membership as the join writes it. Only a resume changes its key later."""
 
     id: str
@@ -49,8 +52,7 @@ class Member:
     metadata: str = "{}"
 
 
-@dataclass(frozen=True)
-class Sighting:
+class Sighting(NamedTuple):
     """Another member as one look saw it."""
 
     id: str
@@ -66,8 +68,7 @@ class Sighting:
     """Whether it holds a role."""
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The reason for ending a member, with the guard that must still hold when the end is written.
 
     Silence names the count of renewals that was watched; death names the server and the epoch of the sentinel.
@@ -83,8 +84,7 @@ class Verdict:
     """Whether the member holds a role, which other nodes may wait for."""
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """A role that the asking member holds."""
 
     role: str
@@ -96,8 +96,7 @@ class Held:
     """Whether the role needs a lock that this connection does not hold (R21)."""
 
 
-@dataclass(frozen=True)
-class Vacancy:
+class Vacancy(NamedTuple):
     """A role that the asking member stands for, and that no living member holds."""
 
     role: str
@@ -106,8 +105,7 @@ class Vacancy:
     """The living member for which the last holder reserved the role."""
 
 
-@dataclass(frozen=True)
-class Leader:
+class Leader(NamedTuple):
     """Who holds a role."""
 
     role: str
@@ -119,13 +117,11 @@ class Leader:
 # The control lane ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Open:
+class Open(NamedTuple):
     """Connect, and read the server's identity."""
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(NamedTuple):
     """The connection is open."""
 
     server: Server
@@ -134,8 +130,7 @@ class Opened:
     """Whether a sentinel can be held on this connection. Behind a pooler it cannot."""
 
 
-@dataclass(frozen=True)
-class Join:
+class Join(NamedTuple):
     """Become a member."""
 
     member: Member
@@ -144,16 +139,14 @@ class Join:
     """Earlier memberships of this node. They are ended first."""
 
 
-@dataclass(frozen=True)
-class Joined:
+class Joined(NamedTuple):
     """The answer to joining."""
 
     sentinel: bool
     """Whether the sentinel was taken; False if another client holds the key."""
 
 
-@dataclass(frozen=True)
-class Renew:
+class Renew(NamedTuple):
     """Count one renewal."""
 
     member_id: str
@@ -163,8 +156,7 @@ class Renew:
     """Whether to read every role that is held or wanted. Otherwise: those that changed, as far as an index shows it."""
 
 
-@dataclass(frozen=True)
-class Resume:
+class Resume(NamedTuple):
     """Take up the row again with a new sentinel, after a restart of the server or a promotion that lost nothing."""
 
     member: Member
@@ -178,8 +170,7 @@ class Resume:
     """Roles whose locks to take before the row (R21)."""
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(NamedTuple):
     """The answer to a renewal: whether the member lives, which roles it holds, and which ones it could take."""
 
     alive: bool
@@ -188,22 +179,20 @@ class Standing:
     vacant: tuple[Vacancy, ...] = ()
     alone_in: tuple[str, ...] = ()
     confirmed: Confirmed | None = None
-    clock_us: int | None = field(default=None, compare=False)
+    clock_us: int | None = None
     """The database's clock, in microseconds since 1970. No election depends on it: schedules do."""
     requests: int = 0
     """Counts what operators have asked of the leaders' schedules."""
 
 
-@dataclass(frozen=True)
-class Succession:
+class Succession(NamedTuple):
     """What a member needs to take the roles of a dead member that it stands for, in the transaction that ends it."""
 
     name: str
     floor: int
 
 
-@dataclass(frozen=True)
-class End:
+class End(NamedTuple):
     """End members that are silent or dead."""
 
     member_id: str
@@ -212,17 +201,15 @@ class End:
     """None if the roles that the members leave are not to be taken with this request."""
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """Which members were ended, which roles are vacant now, and which of theirs were taken, under which tokens."""
 
     ids: tuple[str, ...]
-    vacant: tuple[Vacancy, ...] = ()
-    tokens: dict[str, int] = field(default_factory=dict)
+    vacant: tuple[Vacancy, ...]
+    tokens: dict[str, int]
 
 
-@dataclass(frozen=True)
-class Stand:
+class Stand(NamedTuple):
     """Stand for roles, and withdraw from others."""
 
     member_id: str
@@ -230,8 +217,7 @@ class Stand:
     withdrawn: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Acquire:
+class Acquire(NamedTuple):
     """Take vacant roles, in one batch."""
 
     member_id: str
@@ -247,16 +233,14 @@ class Acquire:
     does not count, and only a token of this timeline keeps the node from taking a role."""
 
 
-@dataclass(frozen=True)
-class Acquired:
+class Acquired(NamedTuple):
     """Which roles were taken under which tokens, and the roles whose row is locked by an open transaction."""
 
-    tokens: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, int]
     busy: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Vacate:
+class Vacate(NamedTuple):
     """Mark a term resigned, then give its role up."""
 
     member_id: str
@@ -265,76 +249,65 @@ class Vacate:
     reserved_for: str | None = None
 
 
-@dataclass(frozen=True)
-class Vacated:
+class Vacated(NamedTuple):
     """Whether the role was given up."""
 
     done: bool
     """False while a fenced transaction is still open."""
 
 
-@dataclass(frozen=True)
-class Confirm:
+class Confirm(NamedTuple):
     """Record that the tables of this server are trusted from now on."""
 
     old: Confirmed
     server: Server
 
 
-@dataclass(frozen=True)
-class Ripen:
+class Ripen(NamedTuple):
     """Let new memberships rely on the raise of the largest TTL that this node saw."""
 
     seen: Confirmed
 
 
-@dataclass(frozen=True)
-class Leaders:
+class Leaders(NamedTuple):
     """Ask who holds some roles."""
 
     roles: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class LeadersAre:
+class LeadersAre(NamedTuple):
     """Who holds the roles that were asked for."""
 
     leaders: tuple[Leader, ...]
 
 
-@dataclass(frozen=True)
-class Tidy:
+class Tidy(NamedTuple):
     """Delete old history and old memberships."""
 
 
-@dataclass(frozen=True)
-class Leave:
+class Leave(NamedTuple):
     """End this membership; in the history, mark the terms as resigned that were resigned but not vacated yet."""
 
     member_id: str
     given_up: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     """The request succeeded, and there is nothing to report."""
 
 
 # The watch lane ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class OpenWatch:
+class OpenWatch(NamedTuple):
     """Connect the watch lane."""
 
 
-@dataclass(frozen=True)
-class Watching:
+class Watching(NamedTuple):
     """The watch connection is open."""
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """Wait for a sentinel to fall; then read the members before this one on the ring, and the holders of some roles."""
 
     member_id: str
@@ -347,8 +320,7 @@ class Look:
     """Roles whose holders to read."""
 
 
-@dataclass(frozen=True)
-class Looked:
+class Looked(NamedTuple):
     """What one look found."""
 
     server: Server
@@ -361,29 +333,25 @@ class Looked:
     """Whether the server accepted a fresh connection that was begun after the awaited sentinel had fallen."""
 
 
-@dataclass(frozen=True)
-class Knock:
+class Knock(NamedTuple):
     """Open a fresh connection, to see whether this server still accepts any."""
 
     server_start: str
 
 
-@dataclass(frozen=True)
-class Knocked:
+class Knocked(NamedTuple):
     """Whether the server accepted the connection."""
 
     open: bool
 
 
-@dataclass(frozen=True)
-class Evict:
+class Evict(NamedTuple):
     """Terminate the connections that ended members left behind."""
 
     member_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Unblock:
+class Unblock(NamedTuple):
     """End abandoned transactions that keep a role from being acquired."""
 
     roles: tuple[str, ...]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tenure.core import timing
 
 
-@dataclass(frozen=True)
-class ProtocolOptions:
+class ProtocolOptions(NamedTuple):
     """The options of a node. They do not change while it runs."""
 
     name: str

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -307,7 +306,7 @@ class NodeProtocol:
         row = self._membership.row
         assert row is not None
         row.epoch += 1
-        member = replace(row.member, key=None if row.member.key is None else self._chance.getrandbits(31))
+        member = row.member._replace(key=None if row.member.key is None else self._chance.getrandbits(31))
         return messages.Resume(member, self._confirmation.server, row.epoch, row.server.incarnation, self.roles.locked)
 
     # The answers -----------------------------------------------------------------------------------------------

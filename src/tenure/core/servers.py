@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tenure.core import timing
 
 
-@dataclass(frozen=True)
-class Server:
+class Server(NamedTuple):
     """The identity of a server, as far as proofs of death and tokens depend on it."""
 
     start: str
@@ -45,8 +44,7 @@ class Server:
         return self.incarnation.rpartition(":")[0] + ":0"
 
 
-@dataclass(frozen=True)
-class Confirmed:
+class Confirmed(NamedTuple):
     """The namespace's row: where its tables are trusted, and which TTLs are permitted."""
 
     incarnation: str
@@ -59,7 +57,7 @@ class Confirmed:
     place: str = ""
     loses_nothing: bool = False
     """Whether an operator has said that a promoted replica has every commit that was acknowledged (R17)."""
-    replicated: bool = field(default=True, compare=False)
+    replicated: bool = True
     """Whether commits wait for a replica at this moment. It decides nothing: right after a promotion they do not."""
 
     @property

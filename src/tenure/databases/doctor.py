@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from tenure.base.durations import duration, exact
+from tenure.base.moments import seconds_between
 from tenure.core import timing
 from tenure.core.servers import Confirmed
 from tenure.databases import refusals
@@ -27,7 +28,7 @@ from tenure.errors import ConfigError, StoreUnavailable, TenureError
 from tenure.settings import NodeSettings
 from tenure.store import migrations, statements, tables
 from tenure.store.control import confirmed
-from tenure.store.records import overdue, seconds_between
+from tenure.store.records import overdue
 from tenure.store.session import Failed, Gone, Session, Step
 
 LIMIT_S = 60.0

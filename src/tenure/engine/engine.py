@@ -26,11 +26,11 @@ from tenure.databases.backend import Backend, backend_for
 from tenure.engine.candidacy import Candidacy, Lease
 from tenure.engine.control_lane import ControlLane
 from tenure.engine.database_clock import DatabaseClock
+from tenure.engine.recorder import StatsRecorder
 from tenure.engine.watch_lane import WatchLane
 from tenure.errors import ConfigError, NodeClosed, StoreUnavailable, TenureError
 from tenure.events import Event
 from tenure.settings import NodeSettings, check_lock_id, default_name
-from tenure.stats import StatsRecorder
 from tenure.store.control import ControlStore
 from tenure.store.session import Failed, Gone
 
@@ -133,7 +133,7 @@ class Engine:
 
     def _rename(self, name: str) -> None:
         self.settings = replace(self.settings, name=name)
-        self.protocol.settings = replace(self.protocol.settings, name=name)
+        self.protocol.settings = self.protocol.settings._replace(name=name)
         if self.has_tokens:
             self.backend = self._make_backend(self.settings)
             for role, number in self._locks.items():

@@ -13,31 +13,31 @@ other writes are committed together with the claim, or not at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tenure.base.moments import microseconds, moment
 from tenure.fence import fence
 from tenure.fence.verdicts import TermIdentity
 from tenure.settings import check_name
 from tenure.store import job_statements as texts
 from tenure.store.dialects import listed
-from tenure.store.records import JobRecord, job_records, microseconds, moment
 from tenure.store.session import Result, Step
+
+if TYPE_CHECKING:
+    from tenure.store.records import JobRecord
 
 DETAIL_LENGTH = 200
 
 
-@dataclass(frozen=True)
-class JobStatement:
+class JobStatement(NamedTuple):
     """Some statements about jobs, and a function that interprets their results."""
 
     steps: tuple[Step, ...]
     meaning: Callable[[Sequence[Result]], Any]
 
 
-@dataclass(frozen=True)
-class Claimed:
+class Claimed(NamedTuple):
     """What came of an attempt to claim a run that a schedule found to be due."""
 
     mine: bool
@@ -84,6 +84,8 @@ def forget(term: TermIdentity, job: str) -> JobStatement:
 
 def jobs(term: TermIdentity) -> JobStatement:
     """Return the records of all jobs of the term's role."""
+    from tenure.store.records import job_records  # noqa: PLC0415 - slow to import, and a node leads without it
+
     step = Step(texts.JOBS, {"namespace": term.namespace, "role": term.role})
     return JobStatement((step,), lambda results: job_records(results[0].rows))
 
@@ -175,6 +177,8 @@ def begin_term(term: TermIdentity, names: Sequence[str]) -> JobStatement:
     Return the time, the jobs of the runs that were lost, and the records of all jobs.
     """
     parameters = {"namespace": term.namespace, "role": term.role, "token": term.token, "names": listed(tuple(names))}
+    from tenure.store.records import job_records  # noqa: PLC0415 - as above; a schedule has imported it before
+
     steps = tuple(Step(text, parameters) for text in (texts.BEGUN, texts.LOSE, texts.LIST, texts.NOW, texts.JOBS))
 
     def meaning(results: Sequence[Result]) -> tuple[int, set[str], list[JobRecord]]:

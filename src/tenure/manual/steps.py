@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tenure.base import clock
+from tenure.base.moments import seconds_between, time_of
 from tenure.core import messages, timing
 from tenure.core.evidence import Evidence
 from tenure.core.messages import MANUAL, Sighting, Verdict
@@ -103,7 +104,7 @@ class RoleState:
     def leader(self, role: str) -> LeaderInfo:
         """Return the holder, as the leader of the role."""
         assert self.member_id is not None
-        since, renewed_ago = records.time_of(self.began), records.seconds_between(self.renewed, self.now)
+        since, renewed_ago = time_of(self.began), seconds_between(self.renewed, self.now)
         return LeaderInfo(role, self.token, self.member_id, self.name, since, renewed_ago)
 
 
@@ -206,7 +207,7 @@ class ManualElection:
         if ttl > confirmed.ripe_ttl:
             ((since, now),) = self._read(manual_statements.LIMIT_SET)
             # The database's clock decides this for the candidate only. For nodes, a node lets the raise ripen (R13).
-            if since is None or records.seconds_between(since, now) < timing.RIPENS_AFTER_S:
+            if since is None or seconds_between(since, now) < timing.RIPENS_AFTER_S:
                 ttl = confirmed.ripe_ttl
         return server, ttl
 
@@ -298,7 +299,7 @@ class ManualElection:
         self._refuse_word(confirmed)
         if confirmed.line != server.line:
             ((first, now),) = self._read(manual_statements.FIRST_JOINED)
-            if records.seconds_between(first, now) < timing.silence(confirmed.longest_lease):
+            if seconds_between(first, now) < timing.silence(confirmed.longest_lease):
                 return None
             self.store.perform(messages.Confirm(confirmed, server))
             server, confirmed = self.store.open(None)
@@ -331,9 +332,9 @@ def _own(row: tuple[Any, ...]) -> SteppedMember:
 
 
 def _expired(ttl_ms: int, renewed: Any, now: Any) -> bool:
-    return records.seconds_between(renewed, now) >= ttl_ms / 1000
+    return seconds_between(renewed, now) >= ttl_ms / 1000
 
 
 def _long_resigned(holding: RoleState, ttl: float) -> bool:
     """Whether the role was resigned at least a TTL ago: a reservation lasts no longer."""
-    return holding.resigned is not None and records.seconds_between(holding.resigned, holding.now) >= ttl
+    return holding.resigned is not None and seconds_between(holding.resigned, holding.now) >= ttl

@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
+from tenure.base.moments import microseconds, moment
 from tenure.fence import job_runs
 from tenure.fence.verdicts import TermIdentity
 from tenure.schedule import plan
 from tenure.schedule.due_times import SECOND_US, from_text
 from tenure.schedule.jobs import Job
-from tenure.store.records import JobRecord, microseconds, moment
+from tenure.store.records import JobRecord
 from tenure.term import Transaction, ask
 
 log = logging.getLogger("tenure.schedule")
@@ -104,13 +105,13 @@ def claim(
             _record_skipped(transaction, term, job.name, mark, stretch)
             mark = stretch.last
     elif again and claimed.outcome is not None:
-        claimed = replace(claimed, mine=claimed.outcome == "begun", paused=claimed.outcome == "skipped")
+        claimed = claimed._replace(mine=claimed.outcome == "begun", paused=claimed.outcome == "skipped")
     elif claimed.paused:
         paused = plan.stretch_of(job, mark, decision.due, plan.PAUSED)
         if paused is not None:
             _record_skipped(transaction, term, job.name, mark, paused)
             ask(transaction, job_runs.pass_over(term, job.name, paused.last))
-            claimed = replace(claimed, skipped=paused.number)
+            claimed = claimed._replace(skipped=paused.number)
     return claimed
 
 

@@ -19,9 +19,9 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 
 from tenure.base.durations import exact
+from tenure.base.moments import EPOCH, microseconds, moment
 from tenure.errors import ConfigError
 from tenure.schedule.durations import check_duration
-from tenure.store.records import EPOCH, microseconds, moment
 
 SECOND_US = 1_000_000
 SHORTEST_INTERVAL_S = 1.0

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from typing import Any, Literal, get_args
 
+from tenure.base.moments import moment
 from tenure.errors import ConfigError
 from tenure.schedule.due_times import SECOND_US, DueTimes
 from tenure.schedule.durations import Duration, check_duration
 from tenure.settings import check_choice, check_name
-from tenure.store.records import moment
 
 Missed = Literal["once", "each", "skip"]
 Overlap = Literal["skip", "wait"]

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from tenure.aio.term import AsyncTerm, AsyncTransaction, in_threads
 from tenure.base import clock
+from tenure.base.moments import microseconds
 from tenure.core.backoff import Backoff
 from tenure.errors import ConfigError, Fenced, NodeClosed, NotCommitted, NotLeader, TenureError
 from tenure.fence import job_runs
 from tenure.internals import holding_of
-from tenure.store.records import microseconds
 from tenure.term import Term, Transaction, ask
 
 T = TypeVar("T")

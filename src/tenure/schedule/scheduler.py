@@ -21,6 +21,7 @@ from tenure.aio import bridge
 from tenure.aio.call import Call, is_async
 from tenure.aio.term import AsyncTerm
 from tenure.base import clock
+from tenure.base.moments import microseconds
 from tenure.core.backoff import Backoff
 from tenure.election import Election
 from tenure.engine.callbacks import CallbackThread
@@ -46,7 +47,7 @@ from tenure.schedule.run import (
     write,
 )
 from tenure.store import records
-from tenure.store.records import JobRecord, microseconds
+from tenure.store.records import JobRecord
 from tenure.term import Term, Transaction, ask
 
 T = TypeVar("T")

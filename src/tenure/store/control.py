@@ -7,8 +7,7 @@ module only puts them in order. A request commits as a whole or not at all, and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tenure.core import messages, timing
 from tenure.core.messages import Held, Vacancy
@@ -27,8 +26,7 @@ TerminateSilentMember = Callable[[str, str, int | None], None]
 """Called with a namespace, a member's id and its count of renewals, to terminate that member's connections."""
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(NamedTuple):
     """Where a node runs, for operators to read in its member's row."""
 
     host: str
@@ -239,7 +237,7 @@ class ControlStore:
                 vacant = vacancies
         if failure and not ended:
             raise failure
-        return messages.Ended(tuple(ended), vacant)
+        return messages.Ended(tuple(ended), vacant, {})
 
     def _succeed(self, request: messages.End, succession: messages.Succession) -> messages.Ended | None:
         """End dead members, and take the roles that they leave, in one transaction (R23); None if a row is locked.
@@ -323,7 +321,7 @@ class ControlStore:
                 self._step(lock, names=listed(request.roles)),
             )
             if not me.rows:
-                return messages.Acquired()
+                return messages.Acquired({})
             locked = tuple(role for (role,) in free.rows)
             busy = set(request.roles).difference(locked)
             # A role that a living member holds is not busy: transactions of the leader block no candidate.
@@ -334,7 +332,7 @@ class ControlStore:
                 )
                 unheld = {row[0] for row in (*vacant.rows, *held.rows)}
                 busy &= unheld
-            taken = self._take_vacant(run, take, replace(request, roles=locked))
+            taken = self._take_vacant(run, take, request._replace(roles=locked))
         self._check_promotion(promotion)
         return messages.Acquired(dict(taken.rows) if taken else {}, busy=tuple(sorted(busy)))
 

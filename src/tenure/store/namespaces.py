@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tenure.base.durations import exact
+from tenure.base.moments import seconds_between, time_of
 from tenure.core import timing
 from tenure.errors import ConfigError, StoreUnavailable
 from tenure.settings import LOSES_NOTHING
@@ -110,11 +111,10 @@ def waits(tables: Tables) -> list[WaitInfo]:
         waiting.append(WaitInfo(reason, None, _later(since, timing.RIPENS_AFTER_S * (1 + timing.DRIFT), now)))
     # If no member renews, no other node waits for the leases of the leaders.
     attended = any(
-        records.renews(records.seconds_between(renewed, now), ttl_ms / 1000)
-        for *_, ttl_ms, _, renewed, now in members.rows
+        records.renews(seconds_between(renewed, now), ttl_ms / 1000) for *_, ttl_ms, _, renewed, now in members.rows
     )
     for role, _, id_, name, _, renewed, ttl_ms, at, _ in roles.rows if attended else ():
-        if id_ is not None and records.overdue(records.seconds_between(renewed, at), ttl_ms):
+        if id_ is not None and records.overdue(seconds_between(renewed, at), ttl_ms):
             reason = f"leader {name!r} has not renewed within its TTL: the others wait until its lease is over"
             waiting.append(WaitInfo(reason, role, _later(renewed, timing.silence(ttl_ms / 1000), at)))
     return waiting
@@ -124,4 +124,4 @@ def _later(since: Any, seconds: float, now: Any) -> datetime | None:
     """Return when a wait ends that began then. A wait that should be over already ends at any moment."""
     if since is None:
         return None
-    return max(records.time_of(since) + timedelta(seconds=seconds), records.time_of(now))
+    return max(time_of(since) + timedelta(seconds=seconds), time_of(now))

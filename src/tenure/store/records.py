@@ -6,16 +6,16 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import Any, Protocol
 
 from tenure.base.durations import duration
+from tenure.base.moments import moment, seconds_between, time_of
 from tenure.errors import ConfigError, StoreUnavailable
 from tenure.events import EndReason
 from tenure.store import job_statements, statements
 from tenure.store.session import Session, Step
 
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 FOUND_BY_OTHERS = (EndReason.DEATH, EndReason.SILENCE)
 """Why a term ended whose leader could not say so itself."""
 SILENT = 1.25
@@ -387,32 +387,6 @@ def _read(tables: Tables, text: str, **parameters: object) -> Any:
     return tables.session.read(step)[0].rows
 
 
-def time_of(value: datetime | str) -> datetime:
-    """Return a time from the database with its time zone. MariaDB's times have no zone and are in UTC."""
-    time = value if isinstance(value, datetime) else datetime.fromisoformat(value.replace("Z", "+00:00"))
-    return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
-
-
-def moment(us: int) -> datetime:
-    """Return microseconds since 1970 as a time in UTC."""
-    return EPOCH + timedelta(microseconds=us)
-
-
-def microseconds(at: datetime, what: str = "at") -> int:
-    """Return a moment as microseconds since 1970; raise ConfigError if ``at`` is not a datetime with a zone."""
-    if not isinstance(at, datetime):
-        raise ConfigError(f"{what}={at!r} must be a datetime with a time zone")
-    if at.utcoffset() is None:
-        raise ConfigError(
-            f"{what}={at!r} has no time zone, so it means a different moment on each machine: give it one, as in "
-            "datetime.now(timezone.utc)"
-        )
-    try:
-        return (at.astimezone(timezone.utc) - EPOCH) // timedelta(microseconds=1)
-    except OverflowError:
-        raise ConfigError(f"{what}={at!r} is not within the years 1 to 9999 in UTC: use a moment that is") from None
-
-
 def overdue(silent_s: float, ttl_ms: int) -> bool:
     """Whether a member has not renewed within its TTL. For display only: no election depends on it."""
     return silent_s * 1000 > ttl_ms
@@ -421,8 +395,3 @@ def overdue(silent_s: float, ttl_ms: int) -> bool:
 def renews(silent_s: float, ttl_s: float) -> bool:
     """Whether a member still runs. If none does, nobody notices that the leader has died."""
     return silent_s <= SILENT * ttl_s
-
-
-def seconds_between(earlier: datetime | str, later: datetime | str) -> float:
-    """Return the seconds from one time to another."""
-    return (time_of(later) - time_of(earlier)).total_seconds()

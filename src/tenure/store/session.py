@@ -46,7 +46,7 @@ class Result(Protocol):
         """How many rows it changed or returned."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class FetchedResult:
     """A result that was fetched already."""
 

@@ -8,7 +8,7 @@ this rule raises ``oldest`` (see ``migrations``).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tenure.store import guards, statements
 
@@ -20,8 +20,7 @@ ANOTHER_SERVER = "TN003"
 """The SQLSTATE that refuses a transaction which a pooler has sent to another server than the earlier ones."""
 
 
-@dataclass(frozen=True)
-class Migration:
+class Migration(NamedTuple):
     """What one version of the tables adds to the one before."""
 
     version: int

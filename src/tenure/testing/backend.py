@@ -143,7 +143,7 @@ class MemoryStore(ControlStore):
             it.held.pop(request.role, None)
             return messages.Vacated(done=True)
         if isinstance(request, messages.End):
-            return messages.Ended(())
+            return messages.Ended((), (), {})
         if isinstance(request, messages.Leaders):
             return messages.LeadersAre(())
         return messages.Done()

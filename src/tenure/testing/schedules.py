@@ -7,13 +7,13 @@ from typing import Any
 
 from tenure.aio.call import is_async
 from tenure.aio.term import AsyncTerm
+from tenure.base.moments import microseconds
 from tenure.election import Election
 from tenure.errors import ConfigError
 from tenure.internals import engine_of, holding_of
 from tenure.schedule.jobs import Job
 from tenure.schedule.run import Run
 from tenure.schedule.schedule import Schedule, jobs_of
-from tenure.store.records import microseconds
 from tenure.term import Term
 
 

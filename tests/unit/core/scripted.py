@@ -57,7 +57,8 @@ class ScriptedNode:
         while not isinstance(request := self.protocol.control(now), float):
             made.append(request)
             assert len(made) < 50, f"the answers of this test lead nowhere: {made[-3:]}"
-            outcome = (outcomes or {}).get(type(request)) or self._answer(request)
+            outcome = (outcomes or {}).get(type(request))
+            outcome = self._answer(request) if outcome is None else outcome
             if outcome in (FAILS, LOST):
                 self.protocol.fail(request, now, lost=outcome == LOST)
                 break
@@ -68,7 +69,7 @@ class ScriptedNode:
         """Make one request, which is due, and return it."""
         request = self.protocol.control(now)
         assert not isinstance(request, float), f"the next request is due at {request}"
-        self.protocol.answer(request, outcome or self._answer(request), now)
+        self.protocol.answer(request, self._answer(request) if outcome is None else outcome, now)
         return request
 
     def kinds(self, now: float, outcomes: dict[type, Any] | None = None) -> list[type]:
@@ -101,7 +102,7 @@ class ScriptedNode:
             messages.Join: messages.Joined(sentinel=True),
             messages.Renew: messages.Standing(alive=True, held=held, confirmed=CONFIRMED),
             messages.Resume: messages.Standing(alive=True, held=held, confirmed=CONFIRMED),
-            messages.End: messages.Ended(()),
+            messages.End: messages.Ended((), (), {}),
             messages.Vacate: messages.Vacated(done=True),
             messages.Leaders: messages.LeadersAre(()),
         }

@@ -73,7 +73,7 @@ def test_connection_that_cannot_be_opened_is_tried_later_and_later_up_to_a_twent
 def test_connection_that_worked_is_opened_again_at_once():
     node = leader("r")
     assert node.kinds(2.5, {Renew: LOST}) == [Renew]
-    assert node.protocol.control(2.5) == Open()
+    assert isinstance(node.protocol.control(2.5), Open)
 
 
 def test_failures_before_a_connection_that_worked_do_not_count():
@@ -82,7 +82,7 @@ def test_failures_before_a_connection_that_worked_do_not_count():
         node.run(now, {Open: LOST})
     node.run(0.8)
     node.protocol.lost_control(0.8)
-    assert node.protocol.control(0.8) == Open()
+    assert isinstance(node.protocol.control(0.8), Open)
 
 
 def test_connection_on_which_nothing_ever_worked_is_opened_after_a_pause():

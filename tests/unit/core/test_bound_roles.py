@@ -88,7 +88,7 @@ def test_lock_is_needed_until_the_work_under_a_term_that_was_given_up_has_ended(
 def test_term_whose_acquisition_was_not_answered_is_not_taken_up_without_its_lock():
     node = ScriptedNode("r", takeover="strict")
     node.roles.bound.add("r")
-    node.run(0.0, {Acquire: Acquired()})
+    node.run(0.0, {Acquire: Acquired({})})
     assert isinstance(node.step(EVERY, unlocked()), Renew)
     assert node.step(EVERY) == Vacate(node.protocol.member_id or "", "r", 1)
     assert node.news() == []

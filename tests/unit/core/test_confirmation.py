@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tenure.core import timing
@@ -13,9 +11,9 @@ from tenure.core.servers import Server
 from tests.unit.core.scripted import CONFIRMED, EVERY, SERVER, SILENCE, TTL, ScriptedNode
 
 PROMOTED = Server("start 9", "system:2", 2, promoted=True)
-HERE = replace(CONFIRMED, incarnation="system:2")
+HERE = CONFIRMED._replace(incarnation="system:2")
 RIPE_AFTER = timing.RIPENS_AFTER_S * (1 + timing.DRIFT)
-RAISED = replace(CONFIRMED, max_ttl=60.0)
+RAISED = CONFIRMED._replace(max_ttl=60.0)
 
 
 def on_a_promoted_server(now: float, node: ScriptedNode) -> list[type]:
@@ -53,21 +51,21 @@ def test_another_node_that_confirmed_the_server_ends_the_wait():
 
 def test_tokens_of_a_promoted_server_begin_above_all_that_were_issued():
     node = ScriptedNode("r")
-    requests = node.run(0.0, {Open: Opened(PROMOTED, replace(HERE, base=5))})
+    requests = node.run(0.0, {Open: Opened(PROMOTED, HERE._replace(base=5))})
     (acquire,) = [request for request in requests if isinstance(request, Acquire)]
     assert acquire.floor == 2**40 + 5
 
 
 def test_server_that_lacks_nothing_is_confirmed_at_once():
     confirmation = Confirmation()
-    confirmation.see(PROMOTED, replace(CONFIRMED, loses_nothing=True), 5.0)
+    confirmation.see(PROMOTED, CONFIRMED._replace(loses_nothing=True), 5.0)
     assert confirmation.confirm_at == 5.0
 
 
 @pytest.mark.parametrize("row", [{"incarnation": "other:1"}, {"incarnation": "system:0"}, {"place": "dump"}])
 def test_dump_and_missing_namespace_are_waited_for_whatever_promotions_lose(row):
     confirmation = Confirmation()
-    confirmation.see(PROMOTED, replace(CONFIRMED, loses_nothing=True, **row), 5.0)
+    confirmation.see(PROMOTED, CONFIRMED._replace(loses_nothing=True, **row), 5.0)
     assert confirmation.confirm_at >= 5.0 + SILENCE
 
 
@@ -82,7 +80,7 @@ def test_wait_on_one_promoted_replica_does_not_count_on_another_of_the_same_time
     """Both follow one primary and are promoted one after the other: only their starts tell them apart."""
     confirmation = Confirmation()
     confirmation.see(PROMOTED, CONFIRMED, 0.0)
-    confirmation.see(replace(PROMOTED, start="another"), CONFIRMED, 5.0)
+    confirmation.see(PROMOTED._replace(start="another"), CONFIRMED, 5.0)
     assert confirmation.confirm_at == 5.0 + SILENCE
 
 
@@ -112,17 +110,24 @@ def test_raise_that_could_not_be_made_ripe_is_waited_for_anew():
 
 def test_limit_that_was_changed_and_changed_back_ripens_anew():
     confirmation = Confirmation()
-    confirmation.see(SERVER, replace(RAISED, limits=1), 0.0)
-    confirmation.see(SERVER, replace(RAISED, limits=3), 9.0)
+    confirmation.see(SERVER, RAISED._replace(limits=1), 0.0)
+    confirmation.see(SERVER, RAISED._replace(limits=3), 9.0)
     assert confirmation.ripe_at == 9.0 + RIPE_AFTER
 
 
 def test_raise_on_another_line_of_data_ripens_anew():
     confirmation = Confirmation()
     confirmation.see(SERVER, RAISED, 0.0)
-    elsewhere = replace(SERVER, place="restored")
-    confirmation.see(elsewhere, replace(RAISED, place="restored"), 9.0)
+    elsewhere = SERVER._replace(place="restored")
+    confirmation.see(elsewhere, RAISED._replace(place="restored"), 9.0)
     assert confirmation.ripe_at == 9.0 + RIPE_AFTER
+
+
+def test_replica_that_comes_or_goes_does_not_delay_a_raise():
+    confirmation = Confirmation()
+    confirmation.see(SERVER, RAISED._replace(replicated=False), 0.0)
+    confirmation.see(SERVER, RAISED._replace(replicated=True), 9.0)
+    assert confirmation.ripe_at == RIPE_AFTER
 
 
 def test_raise_does_not_ripen_on_a_server_that_is_not_confirmed():

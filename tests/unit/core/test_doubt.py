@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tenure.core.messages import Held, Join, Open, Opened, Renew, Resume, Stand, Standing
@@ -83,12 +81,12 @@ def test_server_that_answers_ends_nothing_where_there_is_no_doubt():
 def test_promoted_server_ends_the_term_in_either_mode():
     for takeover in ("instant", "strict"):
         node = in_doubt(takeover=takeover)
-        node.run(1.0, {Open: Opened(replace(SERVER, incarnation="system:2"), CONFIRMED)})
+        node.run(1.0, {Open: Opened(SERVER._replace(incarnation="system:2"), CONFIRMED)})
         assert node.news()[-1] == Deposed("r", 1, "the server was replaced")
 
 
 PROMOTED = Server("start 9", "system:2", 2, promoted=True)
-LOSES_NOTHING = replace(CONFIRMED, loses_nothing=True)
+LOSES_NOTHING = CONFIRMED._replace(loses_nothing=True)
 
 
 @pytest.mark.parametrize("takeover", ["instant", "strict"])
@@ -107,8 +105,8 @@ def test_term_goes_on_across_a_promotion_that_lost_nothing(takeover):
     "there",
     [
         Opened(PROMOTED, CONFIRMED),
-        Opened(replace(PROMOTED, place="restored"), LOSES_NOTHING),
-        Opened(replace(PROMOTED, incarnation="another:2"), LOSES_NOTHING),
+        Opened(PROMOTED._replace(place="restored"), LOSES_NOTHING),
+        Opened(PROMOTED._replace(incarnation="another:2"), LOSES_NOTHING),
         Opened(Server("start 9", "system:1", place="restored"), LOSES_NOTHING),
     ],
     ids=["may lose", "a dump", "another system", "the same timeline"],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tenure.core.evidence import NEIGHBOURS, Evidence
 from tenure.core.messages import Looked, Verdict
 from tests.unit.core.scripted import RESTARTED, SERVER, SILENCE, member
@@ -46,7 +44,7 @@ def test_node_does_not_judge_itself():
 
 def test_silence_on_another_line_of_data_counts_anew():
     evidence = Evidence()
-    promoted = replace(SERVER, incarnation="system:2")
+    promoted = SERVER._replace(incarnation="system:2")
     look(evidence, 0.0, member())
     assert look(evidence, SILENCE, member(), server=promoted) == ()
 

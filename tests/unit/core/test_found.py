@@ -5,8 +5,6 @@ The ledgers are ``tests/verification/simulation/FOUND.md`` and ``tests/verificat
 
 from __future__ import annotations
 
-import dataclasses
-
 from tenure.core.backoff import HEED_AT_ONCE, HEED_EVERY_S
 from tenure.core.messages import Acquire, Acquired, End, Held, Join, Leave, Open, Opened, Renew, Resume, Stand, Standing
 from tenure.core.roles import Roles
@@ -31,7 +29,7 @@ def test_adopted_role_that_was_busy_is_not_acquired_again():
     roles = Roles(10.0, [])
     roles.stand("r")
     roles.stood(roles.stand_request("me"), 0.0)
-    roles.acquired(roles.acquire_request("me", "name", 0), Acquired(busy=("r",)), 0.0, trusted=True)
+    roles.acquired(roles.acquire_request("me", "name", 0), Acquired({}, busy=("r",)), 0.0, trusted=True)
     roles.reconcile((Held("r", 1),), 1.0, trusted=True)
     assert not roles.busy
 
@@ -125,7 +123,7 @@ def test_leaving_says_which_terms_were_resigned_and_not_vacated():
 def test_file_that_was_replaced_under_the_node_ends_its_terms():
     node = leader("r", takeover="strict")
     node.protocol.lost_control(1.0)
-    other_file = dataclasses.replace(SERVER, file="another inode")
+    other_file = SERVER._replace(file="another inode")
     assert Join in node.kinds(1.0, {Open: Opened(other_file, CONFIRMED)})
     assert node.news()[0] == Deposed("r", 1, "the file was replaced")
 
@@ -133,7 +131,7 @@ def test_file_that_was_replaced_under_the_node_ends_its_terms():
 def test_restored_copy_on_the_same_server_is_another_server():
     node = leader("r", takeover="strict")
     node.protocol.lost_control(1.0)
-    node.run(1.0, {Open: Opened(dataclasses.replace(SERVER, place="elsewhere"), CONFIRMED)})
+    node.run(1.0, {Open: Opened(SERVER._replace(place="elsewhere"), CONFIRMED)})
     assert node.news() == [Deposed("r", 1, "the server was replaced")]
 
 

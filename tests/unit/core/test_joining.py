@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tenure.core.messages import Join, Joined, Open, Opened, Renew, Standing, Tidy
@@ -29,7 +27,7 @@ def test_row_holds_what_the_node_was_told():
 
 def test_ttl_is_not_longer_than_the_ripe_limit():
     node = ScriptedNode()
-    node.run(0.0, {Open: Opened(SERVER, replace(CONFIRMED, ripe_ttl=4.0))})
+    node.run(0.0, {Open: Opened(SERVER, CONFIRMED._replace(ripe_ttl=4.0))})
     assert node.protocol.ttl == 4.0
     assert node.protocol.trusted_until == pytest.approx(3.6)
     assert node.protocol.most_kept_back == pytest.approx(3.6 - 2 * 1.0), "a renewal may be lost"

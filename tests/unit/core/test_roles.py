@@ -19,7 +19,7 @@ def standing(*held: Held, **rest) -> dict:
 def candidate(role: str = "r") -> ScriptedNode:
     """A node that stands for a role which another one leads."""
     node = ScriptedNode(role)
-    node.run(0.0, {Acquire: Acquired()})
+    node.run(0.0, {Acquire: Acquired({})})
     assert not node.roles.wanted
     return node
 
@@ -84,7 +84,7 @@ def test_role_whose_row_is_locked_is_tried_for_alone_and_patiently():
     requests = node.run(0.0, {Acquire: Acquired({"s": 1}, busy=("r",))})
     assert node.news() == [Elected("s", 1)]
     assert not any(request.patient for request in requests if isinstance(request, Acquire))
-    (again,) = node.run(0.05, {Acquire: Acquired()})
+    (again,) = node.run(0.05, {Acquire: Acquired({})})
     assert (again.roles, again.patient) == (("r",), True)
     assert not node.roles.busy, "another node has taken it"
 

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure import ConfigError
+from tenure.base.moments import microseconds, moment
 from tenure.schedule.due_times import Cron, Interval, cron, from_text, interval, zone_of
-from tenure.store.records import microseconds, moment
 from tests.support.fuzzing import fuzzed
 
 UTC = timezone.utc

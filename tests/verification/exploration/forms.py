@@ -53,7 +53,7 @@ def form(value: Any, now: float, step: float, oldest: int = 0) -> Any:  # noqa: 
         return tuple(sorted(value))
     if isinstance(value, enum.Enum):
         return value.name
-    if kind in MESSAGES:  # requests and answers: plain values, without moments
+    if kind in MESSAGES:  # plain values, without moments
         return plain(value)
     return tuple(
         [
@@ -66,14 +66,16 @@ def form(value: Any, now: float, step: float, oldest: int = 0) -> Any:  # noqa: 
 
 def plain(value: Any) -> Any:
     """A value without moments, hashable."""
+    if type(value) in MESSAGES:
+        # Messages are tuples, and those of different types may have equal fields. Some of them hold a dict.
+        with_dict = isinstance(value, (messages.Acquired, messages.Ended))
+        return (type(value).__name__, plain(tuple(value)) if with_dict else value)
     if isinstance(value, dict):
         return tuple(sorted((key, plain(item)) for key, item in value.items()))
     if isinstance(value, (list, tuple)):
         return tuple([plain(item) for item in value])
     if isinstance(value, set):
         return tuple(sorted(value))
-    if type(value) in MESSAGES and type(value) not in (messages.Acquired, messages.Ended):
-        return value
     if dataclasses.is_dataclass(value):
         return (type(value).__name__, *[plain(getattr(value, field.name)) for field in dataclasses.fields(value)])
     return value

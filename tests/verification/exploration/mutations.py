@@ -6,7 +6,6 @@ in the SQL is taken out of the model of the tables as well, since the SQL is not
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +47,8 @@ class SuccessionInSpiteOfLocks(ModelStore):
 class ResumeAnywhere(ModelStore):
     def _resume(self, request: messages.Resume) -> messages.Standing:
         row = self.tables.members.get(request.member.id)
-        server = dataclasses.replace(request.server, incarnation=row.line.split()[0]) if row else request.server
-        return super()._resume(dataclasses.replace(request, server=server))
+        server = request.server._replace(incarnation=row.line.split()[0]) if row else request.server
+        return super()._resume(request._replace(server=server))
 
 
 class ResumeWhenever(ModelStore):
@@ -71,14 +70,14 @@ class RipeAtOnce(Tables):
     def limit_ttl(self, seconds: float) -> None:
         super().limit_ttl(seconds)
         if self.confirmed:
-            self.confirmed = dataclasses.replace(self.confirmed, ripe_ttl=seconds)
+            self.confirmed = self.confirmed._replace(ripe_ttl=seconds)
 
 
 class ConfirmedAtOnce(ModelStore):
     def open(self, ttl: float | None) -> tuple[Server, Confirmed]:
         server, confirmed = super().open(ttl)
         if confirmed.made_on_a_promoted_server:
-            confirmed = self.tables.confirmed = dataclasses.replace(confirmed, incarnation=server.incarnation)
+            confirmed = self.tables.confirmed = confirmed._replace(incarnation=server.incarnation)
         return server, confirmed
 
 

@@ -6,7 +6,6 @@ zero: all that matters is whether a count is the row's.
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 from typing import Any
 
@@ -53,15 +52,15 @@ def called(member_id: str | None) -> str:
 
 def shifted(value: Any, member_id: str, by: int) -> Any:
     """A request or an answer, with the counts of this member's renewals shifted."""
-    if isinstance(value, tuple):
+    if type(value) is tuple:
         return tuple(shifted(item, member_id, by) for item in value)
     if isinstance(value, messages.End):
-        return dataclasses.replace(value, verdicts=shifted(value.verdicts, member_id, by))
+        return value._replace(verdicts=shifted(value.verdicts, member_id, by))
     if isinstance(value, messages.Looked):
         members = tuple(shifted(member, member_id, by) for member in value.members)
-        return dataclasses.replace(value, members=members)
+        return value._replace(members=members)
     if isinstance(value, messages.Verdict) and value.member_id == member_id and value.renewals is not None:
-        return dataclasses.replace(value, renewals=max(OLDEST, value.renewals + by))
+        return value._replace(renewals=max(OLDEST, value.renewals + by))
     if isinstance(value, messages.Sighting) and value.id == member_id:
-        return dataclasses.replace(value, renewals=max(OLDEST, value.renewals + by))
+        return value._replace(renewals=max(OLDEST, value.renewals + by))
     return value

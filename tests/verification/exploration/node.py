@@ -8,7 +8,6 @@ Every method whose name begins with ``do_`` is one step, and leads to one state.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from tenure.core import messages, timing
@@ -220,7 +219,7 @@ class Place:
             assert request > self.now, f"{lane} is to be asked again at {request}, which is not after {self.now}"
             return False
         if isinstance(request, messages.Look) and request.seconds:
-            request = dataclasses.replace(request, seconds=1.0)  # a slice is a tick
+            request = request._replace(seconds=1.0)  # a slice is a tick
         self.asked[lane], self.age[lane] = request, 0
         if isinstance(request, (messages.Open, messages.OpenWatch, messages.Knock)):
             self.lines.append(Line("knock" if isinstance(request, messages.Knock) else lane, up=[request]))

@@ -199,7 +199,7 @@ MUTATIONS = [
         (
             (
                 "core/confirmation.py",
-                "(seen := (server.line, confirmed))",
+                "(seen := (server.line, confirmed._replace(replicated=True)))",
                 "(seen := (server.line, confirmed.max_ttl, confirmed.ripe_ttl))",
             ),
         ),

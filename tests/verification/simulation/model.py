@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from tenure.core import messages, timing
@@ -78,7 +78,7 @@ class Tables:
 
     def _set_limit(self, row: Confirmed, seconds: float) -> None:
         ripe = min(row.ripe_ttl, seconds)
-        self.confirmed = replace(row, max_ttl=seconds, ripe_ttl=ripe, limits=row.limits + 1)
+        self.confirmed = row._replace(max_ttl=seconds, ripe_ttl=ripe, limits=row.limits + 1)
 
     def settle_limit(self, ttl: float) -> None:
         """What the first node writes."""
@@ -87,14 +87,14 @@ class Tables:
             limit = timing.first_limit(ttl)
             given = [member.ttl for member in self.members.values() if member.ended_at is None]
             ripe = min(limit, timing.DEFAULT_MAX_TTL_S)
-            self.confirmed = replace(row, max_ttl=max([limit, *given]), ripe_ttl=ripe)
+            self.confirmed = row._replace(max_ttl=max([limit, *given]), ripe_ttl=ripe)
             self.limit_by = "nodes"
 
     def set_promotion(self, server: Server, *, loses_nothing: bool) -> None:
         """What `tenure init --promotion` writes."""
         row = self.confirmed
         if row and (row.line == server.line or not loses_nothing):
-            self.confirmed = replace(row, loses_nothing=loses_nothing)
+            self.confirmed = row._replace(loses_nothing=loses_nothing)
 
     def lives(self, member_id: str | None) -> bool:
         member = self.members.get(member_id) if member_id else None
@@ -302,7 +302,7 @@ class ModelStore:
     def _acquire(self, request: messages.Acquire) -> messages.Acquired:
         tables, locked, tokens = self.tables, set(self.locked()), {}
         if not tables.lives(request.member_id) or tables.members[request.member_id].line != self.server().line:
-            return messages.Acquired()
+            return messages.Acquired({})
         free = [role for role in request.roles if role in tables.roles and role not in locked]
         for name in free:
             role = tables.roles[name]
@@ -374,7 +374,7 @@ class ModelStore:
             if not same_system or present.place != server.place:
                 highest = max((role.token for role in self.tables.roles.values()), default=0)
                 base = 2**32 + max(base, highest - server.floor)
-            self.tables.confirmed = replace(present, incarnation=server.incarnation, base=base, place=server.place)
+            self.tables.confirmed = present._replace(incarnation=server.incarnation, base=base, place=server.place)
         return messages.Done()
 
     def _ripen(self, request: messages.Ripen) -> messages.Done:
@@ -384,7 +384,7 @@ class ModelStore:
             seen.limits,
             seen.incarnation,
         ):
-            self.tables.confirmed = replace(present, ripe_ttl=present.max_ttl)
+            self.tables.confirmed = present._replace(ripe_ttl=present.max_ttl)
         return messages.Done()
 
     def _leaders(self, request: messages.Leaders) -> messages.LeadersAre:

@@ -12,7 +12,6 @@ Each way to lose a connection is its own story, because the proofs of the protoc
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -408,7 +407,7 @@ class SimServer:
         for transaction in list(self.transactions):
             self._close(transaction)
         self.place += "+"
-        self.identity = dataclasses.replace(self.identity, place=self.place)
+        self.identity = self.identity._replace(place=self.place)
         self.database.replace(image)
 
     def _promote(self, image: Any, down_s: float, *, silent: bool) -> None:

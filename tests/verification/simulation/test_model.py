@@ -8,7 +8,6 @@ three planted differences.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 
 from tenure.core import messages
 from tenure.core.messages import Member, Verdict
-from tenure.core.servers import Server
+from tenure.core.servers import Confirmed, Server
 from tests.verification.simulation.databases import ModelDatabase, SqlDatabase
 from tests.verification.simulation.model import ModelStore, RoleRow
 
@@ -186,7 +185,7 @@ class Comparison:
 
     def confirm(self, right: int, *_: int) -> None:
         present = self.model.database.tables.confirmed
-        old = present if right else replace(present, incarnation="elsewhere:1")
+        old = present if right else present._replace(incarnation="elsewhere:1")
         self.perform(0, messages.Confirm(old, self.real.identity))
 
     def limit(self, seconds: int, *_: int) -> None:
@@ -199,12 +198,12 @@ class Comparison:
         for bench in (self.real, self.model):
             lane = bench.lanes[slot % SLOTS]
             opened = bench.database.control(lane).open((None, 2.0, 10.0, 30.0, 60.0, 90.0)[ttl % 6])
-            answers.append(opened[1])
+            answers.append(comparable(opened[1]))
         assert answers[0] == answers[1]
 
     def ripen(self, stale: int, *_: int) -> None:
         present = self.model.database.tables.confirmed
-        self.perform(0, messages.Ripen(replace(present, limits=present.limits - (stale == 0))))
+        self.perform(0, messages.Ripen(present._replace(limits=present.limits - (stale == 0))))
 
     def leaders(self, roles: int, *_: int) -> None:
         self.perform(0, messages.Leaders(self.roles(roles)))
@@ -240,7 +239,7 @@ class Comparison:
     def restart(self, *_: int) -> None:
         for bench in (self.real, self.model):
             bench.locks.clear()
-            bench.identity = replace(bench.identity, start=bench.identity.start + "+")
+            bench.identity = bench.identity._replace(start=bench.identity.start + "+")
             bench.connect()
 
     def promote(self, system: int, *_: int) -> None:
@@ -248,12 +247,12 @@ class Comparison:
         for bench in (self.real, self.model):
             timeline = bench.identity.timeline + 1
             name = "other" if system == 0 else bench.identity.incarnation.split(":")[0]
-            bench.identity = replace(bench.identity, incarnation=f"{name}:{timeline}", timeline=timeline)
+            bench.identity = bench.identity._replace(incarnation=f"{name}:{timeline}", timeline=timeline)
             bench.connect()
 
     def restore(self, *_: int) -> None:
         for bench in (self.real, self.model):
-            bench.identity = replace(bench.identity, place=bench.identity.place + "+")
+            bench.identity = bench.identity._replace(place=bench.identity.place + "+")
             bench.connect()
 
 
@@ -274,10 +273,14 @@ class PlantedDatabase(ModelDatabase):
 
 def normal(answer: Any) -> Any:
     """Answers without the order in which rows happened to come."""
-    values = {name: value for name, value in vars(answer).items() if name != "clock_us"}  # each has its own clock
-    return type(answer), {
-        name: sorted(value, key=repr) if isinstance(value, tuple) else value for name, value in values.items()
-    }
+    if isinstance(answer, messages.Standing):  # each has its own clock
+        answer = answer._replace(clock_us=None, confirmed=answer.confirmed and comparable(answer.confirmed))
+    return type(answer), [sorted(value, key=repr) if type(value) is tuple else value for value in answer]
+
+
+def comparable(confirmed: Confirmed) -> Confirmed:
+    """Without what decides nothing, and what the model does not know."""
+    return confirmed._replace(replicated=True)
 
 
 def dump_sql(database: SqlDatabase) -> Any:

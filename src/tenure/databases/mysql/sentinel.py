@@ -16,7 +16,6 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from tenure.base import clock
 from tenure.core import messages
@@ -135,7 +134,7 @@ class UserLockWatch(WatchStore):
             self.sentinel.wait(request.wait_for, request.seconds)
         for last in (*[False] * (TRIES - 1), True):
             try:
-                return super()._survey(replace(request, wait_for=None), roster, vacancy)
+                return super()._survey(request._replace(wait_for=None), roster, vacancy)
             except Failed as error:
                 if last or not _is(error, INTERRUPTED):
                     raise

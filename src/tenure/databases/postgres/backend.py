@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from tenure.core import messages, timing
@@ -115,7 +114,7 @@ class PostgresBackend(backend.Backend):
             if session.pooled:
                 self._picked("lease", "the URL leads through a connection pooler")
                 store, opened = self._open_store(session, NoSentinel(self.stop), make=self._make_store)
-                return store, session, replace(opened, sentinels=False)
+                return store, session, opened._replace(sentinels=False)
             sentinel = AdvisorySentinel(session)
             holds = sentinel.holds()
             if not holds and self._settings.mode == "hybrid":
@@ -138,7 +137,7 @@ class PostgresBackend(backend.Backend):
                 session.be_deaf("the previous connection did not answer, maybe because of too many notifications")
             self._control = session
             session.listen(self._settings.namespace, "vacant")
-        return store, session, replace(opened, sentinels=holds)
+        return store, session, opened._replace(sentinels=holds)
 
     def _make_store(self, *given: Any) -> PostgresStore:
         return PostgresStore(*given, locks=self._locks, end_wait=self._end_wait)

@@ -11,7 +11,6 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tenure.base import clock
@@ -146,9 +145,9 @@ class LockingStore(ControlStore):
         if not self._locks:
             return standing
         held = (
-            replace(mine, unlocked=mine.role in self._locks and mine.role not in self._locked) for mine in standing.held
+            mine._replace(unlocked=mine.role in self._locks and mine.role not in self._locked) for mine in standing.held
         )
-        return replace(standing, held=tuple(held))
+        return standing._replace(held=tuple(held))
 
     def _acquire(self, request: messages.Acquire) -> messages.Acquired:
         """Take the locks, then the rows; release the locks of roles whose row another node has."""
@@ -158,10 +157,10 @@ class LockingStore(ControlStore):
         before = set(self._locked)
         self._take(bound, request.member_id)
         roles = tuple(role for role in request.roles if role not in self._locks or role in self._locked)
-        acquired = messages.Acquired()
+        acquired = messages.Acquired({})
         try:
             if roles:
-                acquired = super()._acquire(replace(request, roles=roles))
+                acquired = super()._acquire(request._replace(roles=roles))
         finally:
             self._release(self._locked.intersection(bound).difference(before, acquired.tokens))
         return acquired
@@ -276,12 +275,12 @@ class LockingWatch(AdvisoryWatch):
         if held:
             # Not in one round trip with the rest: the lock that the wait is granted would show as held.
             self._waiter.wait(self._locks[min(held)], request.seconds)
-            request = replace(request, wait_for=None)
+            request = request._replace(wait_for=None)
         looked = super().look(request)
         # After the look: the control lane may have been refused meanwhile.
         vacant, held = self._vacant_and_held(request)
         self._paused = self._locks.paused(vacant - held)
-        return replace(looked, vacancy=looked.vacancy and (not vacant or vacant > held | self._paused))
+        return looked._replace(vacancy=looked.vacancy and (not vacant or vacant > held | self._paused))
 
     def _vacant_and_held(self, request: messages.Look) -> tuple[set[str], set[str]]:
         """If roles are blocked, return which are vacant, and which of these have a lock that is worth a wait.

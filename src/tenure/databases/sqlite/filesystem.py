@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tenure.store.session import Gone
 
@@ -64,8 +64,7 @@ def inode_of(path: str) -> int:
         return 0
 
 
-@dataclass(frozen=True)
-class DatabaseFile:
+class DatabaseFile(NamedTuple):
     """The file that a connection has opened, and the path at which every process finds it."""
 
     path: Path
