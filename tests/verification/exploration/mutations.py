@@ -180,6 +180,7 @@ NOT_SHOWN = {
     "only the named successor takes a role": "what breaks is a bound in time; no node is notified in the small world",
     "only the next member on the ring acts on a death": "what breaks is a bound in time",
     "a look wakes the control lane for nothing that it has found": "lanes are woken by the explorer",
+    "a knock proves the death of members whose sentinel fell after it": "a look takes no time in the small world",
     "a member that held nothing is not ended": "what breaks is a bound in time: silence ends it",
     "nodes that a notification made renew together go on doing so": "what breaks is a load, in a fleet",
 }

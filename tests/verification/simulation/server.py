@@ -268,7 +268,7 @@ class SimServer:
 
         def look(read: Any, *, knocked: bool) -> messages.Looked:
             looked = self.database.finish_look(connection.work, request, read)
-            return dataclasses.replace(looked, knocked=knocked)
+            return looked._replace(knocked=knocked)
 
         if request.wait_for is not None and request.wait_for in self.locks:
             self._wait(connection, begin, request.seconds, key=request.wait_for)

@@ -26,7 +26,6 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tenure.base import clock
@@ -340,7 +339,7 @@ class AdvisoryWatch(WatchStore):
             if self._knocking is not None:
                 start, self._knocking = self._knocking(), None
                 accepted = start == self.session.server_start
-        return replace(looked, knocked=accepted)
+        return looked._replace(knocked=accepted)
 
     def _survey(self, request: messages.Look, roster: Step, vacancy: Step) -> tuple[tuple[Sighting, ...], Result]:
         return self.sentinel.look(request, roster, vacancy, self._fallen)
