@@ -8,8 +8,9 @@ because anything may have happened between the look and the write.
   it ends first. Guard: the count. When the connection breaks, the observation is void: after an outage every member has
   a whole TTL to come back.
 - **Death.** The member's row names this very server and a sentinel that is free, and the server accepted a fresh
-  connection *after* that look. A server that shuts down frees sentinels, too, but it refuses new connections first. A
-  strict member has no sentinel. Guard: the sentinel's epoch and the server's start time.
+  connection (a knock) that was begun *after* the sentinel had fallen. A server that shuts down frees sentinels, too, but
+  it refuses new connections first. A strict member has no sentinel. Guard: the sentinel's epoch and the server's start
+  time.
 
 Many nodes may see the same death, and one of them is enough to end the member (R19). So the next living member on the
 ring acts at once if the dead one held a role, and the others wait a moment, the longer the more of them are nearer.
@@ -89,8 +90,8 @@ class Evidence:
     def knocked(self, *, accepted: bool, key: int | None = None) -> tuple[Verdict, ...]:
         """Process the answer to a knock, which the server accepted or not; return the verdicts on the suspects.
 
-        A knock that came before the look proves something only about the sentinel with this ``key``, which had fallen
-        before the knock. The others may have fallen after it.
+        A knock that was begun during the look proves something only about the sentinel with this ``key``, which had
+        fallen before it. The others may have fallen after it.
         """
         dead = tuple(member for member in self.due if key in (None, member.key))
         self.due = tuple(member for member in self.due if member not in dead)

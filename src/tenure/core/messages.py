@@ -19,7 +19,8 @@ the node's sentinel and makes every change; the watch lane only reads and waits.
 | control | Tidy       | Done       | delete old history and old memberships                                 |
 | control | Leave      | Done       | end this membership                                                    |
 | watch   | OpenWatch  | Watching   | connect                                                                |
-| watch   | Look       | Looked     | wait for a sentinel, then read some members and their sentinels        |
+| watch   | Look       | Looked     | wait for a sentinel, then read some members and their sentinels; on    |
+|         |            |            | PostgreSQL, knock meanwhile if the awaited sentinel has fallen         |
 | watch   | Knock      | Knocked    | open a fresh connection, to see whether the server accepts any         |
 | watch   | Evict      | Done       | terminate the connections of a member that was ended by silence        |
 | watch   | Unblock    | Done       | end abandoned transactions that keep a role from being acquired        |
