@@ -8,9 +8,9 @@ because anything may have happened between the look and the write.
   it ends first. Guard: the count. When the connection breaks, the observation is void: after an outage every member has
   a whole TTL to come back.
 - **Death.** The member's row names this very server and a sentinel that is free, and the server accepted a fresh
-  connection (a knock) that was begun *after* the sentinel had fallen. A server that shuts down frees sentinels, too, but
-  it refuses new connections first. A strict member has no sentinel. Guard: the sentinel's epoch and the server's start
-  time.
+  connection (a knock) that was begun *after* the sentinel had fallen. A server that shuts down frees sentinels, too,
+  but it refuses new connections first. A strict member has no sentinel. Guard: the sentinel's epoch and the server's
+  start time.
 
 Many nodes may see the same death, and one of them is enough to end the member (R19). So the next living member on the
 ring acts at once if the dead one held a role, and the others wait a moment, the longer the more of them are nearer.
