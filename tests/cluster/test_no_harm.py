@@ -244,13 +244,13 @@ def test_wait_that_the_server_forgets_to_end_is_ended_by_the_node(postgres_serve
     """As when its clock is stepped: the time-outs do not come, and a waiting backend does not see its client go."""
     survey, hung = AdvisorySentinel.survey, []
 
-    def wait_for_ever(sentinel, wait_for, seconds, *steps):
+    def wait_for_ever(sentinel, wait_for, seconds, *steps, **more):
         if wait_for is not None and not hung:
             hung.append(sentinel._session.pid)
             sentinel._wait_ms = max(1, round(seconds * 1000))
             for setting in ("lock_timeout", "statement_timeout"):
                 sentinel._session.read(Step(f"select set_config('{setting}', '0', false)", {}))
-        return survey(sentinel, wait_for, seconds, *steps)
+        return survey(sentinel, wait_for, seconds, *steps, **more)
 
     monkeypatch.setattr(AdvisorySentinel, "survey", wait_for_ever)
     with cluster(postgres_url, ["r"], nodes=2, ttl=2):
