@@ -171,7 +171,8 @@ def test_lock_that_programs_share_is_tried_less_and_less(postgres_url, monkeypat
         until(lambda: calls["look"] >= 10, "the pauses are long by now")
         calls.update(look=0, _acquire=0)
         until(lambda: calls["look"] >= 10, "looks")
-        assert 0 < calls["_acquire"] <= calls["look"] / 2, calls
+        # One try may belong to a look that came before the counters were set back.
+        assert 0 < calls["_acquire"] <= calls["look"] / 2 + 1, calls
         assert not election.is_leader
         program.execute("select pg_advisory_unlock_shared(%s)", [LOCK_ID])
         until(lambda: election.is_leader, "the node leads", FAR_BELOW_THE_TTL_S)

@@ -16,11 +16,8 @@ from tenure.events import EndReason
 from tenure.settings import LOSES_NOTHING
 from tenure.store import statements, tables
 from tenure.store.dialects import listed
-from tenure.store.session import Failed, Gone, Result, Run, Sentinel, Session, Step
+from tenure.store.session import NAMED_ROLES, Failed, Gone, Result, Run, Sentinel, Session, Step
 from tenure.store.tidying import tidy
-
-NAMED_ROLES = 8
-"""How many roles a node that leaves names in notifications. If it held more, all other nodes check."""
 
 TerminateSilentMember = Callable[[str, str, int | None], None]
 """Called with a namespace, a member's id and its count of renewals, to terminate that member's connections."""
@@ -203,15 +200,11 @@ class ControlStore:
         marks = (
             self._step(statements.MARK_RESIGNED, id=me, role=role, token=token) for role, token in request.given_up
         )
-        with self.session.transaction() as run:
-            *_, left = run(*marks, self._step(statements.SUCCESSORS, id=me, reserved_for=None, limit=NAMED_ROLES + 1))
-            self._unlock_after()
-            if len(left.rows) <= NAMED_ROLES:
-                for role, heir in left.rows:
-                    self._notify_vacant(me, role, heir)
-            else:
-                self._notify("vacant", me)
-            run(self._step(statements.END_SELF, id=me, reason=EndReason.LEFT))
+        self._unlock_after()
+        self.session.notify_successors(
+            self.namespace, me, self._step(statements.SUCCESSORS, id=me, reserved_for=None, limit=NAMED_ROLES + 1)
+        )
+        self.session.run(*marks, self._step(statements.END_SELF, id=me, reason=EndReason.LEFT))
         self.release()
         return messages.Done()
 
@@ -248,24 +241,23 @@ class ControlStore:
         me, ids = request.member_id, tuple(verdict.member_id for verdict in request.verdicts)
         try:
             with self.session.transaction() as run:
-                promotion, present, *ends, left = run(
+                promotion, _, *ends, left = run(
                     self._step(statements.PROMOTION),
                     self._step(statements.LOCK_MEMBER, id=me),
                     *map(self._end_step, request.verdicts),
                     self._step(statements.LOCK_LEFT, id=me, names=listed(ids)),
                 )
-                names = tuple(role for (role,) in left.rows) if present.rows else ()
-                taken = self._take_vacant(
-                    run, statements.TAKE, messages.Acquire(me, succession.name, names, succession.floor)
-                )
+                acquire = messages.Acquire(me, succession.name, (), succession.floor)
+                taken = self._take_locked(run, statements.TAKE, acquire, left)
                 (vacant,) = run(self._step(statements.VACATED, id=me))
+                self._notify("changed", me, where=self._step(statements.HOLDS, id=me))
                 for id_ in ids:
                     self._notify("vacant", me, where=self._step(statements.LEFT_OVER, ended=id_, id=me))
         except Failed:
             return None
         self._check_promotion(promotion)
         ended = tuple(id_ for id_, end in zip(ids, ends, strict=True) if end.count)
-        return messages.Ended(ended, _vacancies(vacant) if ended else (), dict(taken.rows) if taken else {})
+        return messages.Ended(ended, _vacancies(vacant) if ended else (), dict(taken.rows))
 
     def _end_one(self, verdict: messages.Verdict, me: str) -> tuple[int, tuple[Vacancy, ...]]:
         try:
@@ -315,39 +307,35 @@ class ControlStore:
         lock = statements.LOCK_PATIENTLY if request.patient else statements.LOCK_FREE
         take = statements.CLAIM if request.claim else statements.TAKE
         with self.session.transaction() as run:
-            promotion, me, free = run(
+            promotion, present, locked = run(
                 self._step(statements.PROMOTION),
                 self._step(statements.LOCK_MEMBER, id=request.member_id),
                 self._step(lock, names=listed(request.roles)),
             )
-            if not me.rows:
-                return messages.Acquired({})
-            locked = tuple(role for (role,) in free.rows)
-            busy = set(request.roles).difference(locked)
-            # A role that a living member holds is not busy: transactions of the leader block no candidate.
-            if busy:
-                vacant, held = run(
-                    self._step(statements.VACANT, id=request.member_id),
-                    self._step(statements.HELD, id=request.member_id),
-                )
-                unheld = {row[0] for row in (*vacant.rows, *held.rows)}
-                busy &= unheld
-            taken = self._take_vacant(run, take, request._replace(roles=locked))
+            taken = self._take_locked(run, take, request, locked)
+            self._notify(
+                "changed",
+                request.member_id,
+                where=self._step(statements.HOLDS_SOME, id=request.member_id, names=listed(request.roles)),
+            )
         self._check_promotion(promotion)
-        return messages.Acquired(dict(taken.rows) if taken else {}, busy=tuple(sorted(busy)))
+        busy = set(request.roles).difference(self.session.names(locked)) if present.rows else set()
+        # A role that a living member holds is not busy: transactions of the leader block no candidate.
+        if busy:
+            vacant, held = self.session.read(
+                self._step(statements.VACANT, id=request.member_id), self._step(statements.HELD, id=request.member_id)
+            )
+            busy &= {row[0] for row in (*vacant.rows, *held.rows)}
+        return messages.Acquired(dict(taken.rows), busy=tuple(sorted(busy)))
 
-    def _take_vacant(self, run: Run, text: str, request: messages.Acquire) -> Result | None:
-        """Take those of the roles that are vacant. Their rows are locked, so nothing changes meanwhile."""
-        if not request.roles:
-            return None
-        mine: dict[str, Any] = {"id": request.member_id, "names": listed(request.roles)}
+    def _take_locked(self, run: Run, text: str, request: messages.Acquire, locked: Result) -> Result:
+        """Take those of the locked roles that are vacant: nothing can change them meanwhile."""
+        mine: dict[str, Any] = {"id": request.member_id, "locked": self.session.locked(locked)}
         _, _, taken = run(
             self._step(text, floor=request.floor, unreserved=listed(request.unreserved), **mine),
             self._step(statements.RECORD, name=request.name, **mine),
             self._step(statements.TAKEN, **mine),
         )
-        # A candidate that came too late has nothing to tell, and a thousand of them may come.
-        self._notify("changed", request.member_id, where=self._step(statements.TAKEN, **mine))
         return taken
 
     def _check_promotion(self, promotion: Result) -> None:
@@ -363,25 +351,21 @@ class ControlStore:
         term: dict[str, Any] = {"id": request.member_id, "role": request.role, "token": request.token}
         reserved: dict[str, Any] = {"reserved_for": request.reserved_for}
         with self.session.transaction() as run:
-            _, free, mine, successor = run(
+            _, locked = run(
                 self._step(statements.MARK_RESIGNED, **term),
                 self._step(statements.LOCK_FREE, names=listed((request.role,))),
-                self._step(statements.MINE, **term),
-                self._step(statements.SUCCESSOR, id=request.member_id, role=request.role, **reserved),
             )
-            if mine.rows and not free.rows:
-                return messages.Vacated(done=False)
-            run(self._step(statements.VACATE, **reserved, **term))
-            self._unlock_after(request.role)
-            self._notify_vacant(request.member_id, request.role, next((heir for _, heir in successor.rows), None))
-        return messages.Vacated(done=True)
+            _, mine = run(
+                self._step(statements.VACATE, locked=self.session.locked(locked), **reserved, **term),
+                self._step(statements.MINE, **term),
+            )
+            self._unlock_after(request)
+            successor = self._step(statements.SUCCESSOR, **reserved, **term)
+            self.session.notify_successors(self.namespace, request.member_id, successor)
+        return messages.Vacated(done=not mine.rows)
 
-    def _notify_vacant(self, me: str, role: str, heir: str | None) -> None:
-        """Notify the candidate that should take the role, or all if there is none (R24)."""
-        self._notify("vacant", f"{me}>{heir} {role}" if heir else f"{me} {role}")
-
-    def _unlock_after(self, role: str | None = None) -> None:
-        """Release the role's lock, or all locks, after the commit and before others are notified (R21)."""
+    def _unlock_after(self, vacate: messages.Vacate | None = None) -> None:
+        """Release the vacated role's lock, or all locks, after the commit and before others are notified (R21)."""
 
     # The namespace ---------------------------------------------------------------------------------------------
 

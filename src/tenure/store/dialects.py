@@ -60,6 +60,8 @@ _SHARED = {
     "greatest": "greatest",
     "least": "least",
     "skip_locked": "for update skip locked",
+    "keep": "",
+    "end_keep": "",
     "patiently": "",
     "wait_for_role": "",
     "of_this_place": "",
@@ -101,6 +103,12 @@ def postgresql(schema: str) -> Dialect:
             "now_us": "cast(extract(epoch from pg_catalog.clock_timestamp()) * 1000000 as bigint)",
             "listed": "(select pg_catalog.jsonb_array_elements_text(cast(:names as jsonb)))",
             "unreserved": "(select pg_catalog.jsonb_array_elements_text(cast(:unreserved as jsonb)))",
+            # The names stay on the server, so that the statement which uses them can be sent with the one that locks.
+            "keep": "select pg_catalog.set_config('tenure.locked', coalesce("
+            "cast(pg_catalog.jsonb_agg(l.name) as text), '[]'), true) from (",
+            "end_keep": ") as l",
+            "locked": "(select pg_catalog.jsonb_array_elements_text(cast(pg_catalog.current_setting('tenure.locked')"
+            " as jsonb)))",
             "from_listed": "pg_catalog.jsonb_array_elements_text(cast(:names as jsonb)) as listed(value)",
             "for_share": "for share",
             "for_key_share": "for key share",
@@ -138,6 +146,7 @@ SQLITE = Dialect(
         "least": "min",
         "listed": "(select value from json_each(:names))",
         "unreserved": "(select value from json_each(:unreserved))",
+        "locked": "(select value from json_each(:locked))",
         "from_listed": "json_each(:names) as listed",
         # One writer at a time holds the whole file (BEGIN IMMEDIATE), so no row needs a lock.
         "for_share": "",
@@ -158,7 +167,7 @@ MYSQL = Dialect(
     name="mysql",
     prefix="tenure_",
     parameter="%({})s",
-    lists=("names", "unreserved"),
+    lists=("names", "unreserved", "locked"),
     words={
         # `wait_for_role` is empty here: a wait that times out is an error, which would end the transaction, and the
         # next attempt comes soon enough.
@@ -169,6 +178,7 @@ MYSQL = Dialect(
         "now_us": "timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))",
         "listed": ":names_list",
         "unreserved": ":unreserved_list",
+        "locked": ":locked_list",
         "from_listed": f"json_table(:names, '$[*]' columns (value {_MYSQL_TEXT} path '$')) as listed",
         "for_share": "lock in share mode",
         "patiently": "for update skip locked",

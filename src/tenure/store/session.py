@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tenure.core.servers import Server
 from tenure.store import statements
-from tenure.store.dialects import Dialect
+from tenure.store.dialects import Dialect, listed
 
 if TYPE_CHECKING:
     from tenure.store.migrations import Schema
+
+NAMED_ROLES = 8
+"""How many roles a node that leaves names in notifications. If it held more, all other nodes check."""
 
 
 class Gone(Exception):
@@ -109,6 +112,20 @@ class Session(abc.ABC):
 
         Best effort: a notification that fails does not affect the transaction, and the other nodes check once a second.
         """
+
+    def notify_successors(self, namespace: str, me: str, roles: Step) -> None:
+        """Notify, in the same way, one candidate for each vacant role, or all other nodes if there is none (R24).
+
+        The step ``roles`` finds the roles, and for each the member that should take it. It runs after the commit.
+        """
+
+    def names(self, locked: Result) -> tuple[str, ...]:
+        """Return which names a step with ``{keep}`` has locked."""
+        return tuple(name for (name,) in locked.rows)
+
+    def locked(self, locked: Result) -> str:
+        """Return these names as the parameter ``locked`` of later steps of the transaction."""
+        return listed(self.names(locked))
 
     def listen(self, namespace: str, kind: str) -> None:
         """Receive notifications of this kind from now on."""

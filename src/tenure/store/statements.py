@@ -113,10 +113,10 @@ limit 1
 """
 
 LOCK_LEFT = """
-select r.name from {roles} r
+{keep} select r.name from {roles} r
 where r.namespace = :namespace and r.holder {in_few} {listed} {end_few} and exists (
     select 1 from {candidates} c where c.namespace = r.namespace and c.role = r.name and c.member_id = :id)
-order by r.name {skip_locked}
+order by r.name {skip_locked} {end_keep}
 """
 """The roles of members that are ended in the same transaction, as far as no open transaction has locked them."""
 
@@ -131,20 +131,25 @@ select 1 from {{members}} m where m.id = :id and m.ended_at is null and {HERE} {
 """
 
 LOCK_FREE = """
-select name from {roles} where namespace = :namespace and name in {listed} order by name {skip_locked}
+{keep} select name from {roles} where namespace = :namespace and name in {listed} order by name {skip_locked} {end_keep}
 """
+"""``{locked}`` in later statements of the transaction are the names that a statement with ``{keep}`` has locked."""
 
 LOCK_PATIENTLY = """
-select name from {roles} where namespace = :namespace and name in {listed} {wait_for_role} order by name {patiently}
+{keep} select name from {roles} where namespace = :namespace and name in {listed} {wait_for_role}
+order by name {patiently} {end_keep}
 """
 
-_BEGIN = """
-update {roles} as r
-set token = {greatest}(token + 1, :floor, coalesce(
-        (select t.token + 1 from {terms} t where t.namespace = r.namespace and t.role = r.name
+_LIVING = f"exists (select 1 from {{members}} m where m.id = :id and m.ended_at is null and {HERE})"
+
+_BEGIN = f"""
+update {{roles}} as r
+set token = {{greatest}}(token + 1, :floor, coalesce(
+        (select t.token + 1 from {{terms}} t where t.namespace = r.namespace and t.role = r.name
          order by t.token desc limit 1), 0)),
     holder = :id, reserved_for = null, request_token = null, request_to = null
-where namespace = :namespace and name in {listed} and token <> 9223372036854775807
+where namespace = :namespace and name in {{locked}} and token <> 9223372036854775807
+  and {_LIVING}
 """
 """The token is also above every token in the history, in case a role's row was changed or deleted by hand."""
 
@@ -160,14 +165,19 @@ CLAIM = _BEGIN + "  and (holder = :id or token < :floor)\n"
 """For a node that led the roles when it met this promoted server, which may lack that (R22). Every token that was
 issued here is at or above the floor. A lower one shows that no node has led here."""
 
-TAKEN = """
-select name, token from {roles} where namespace = :namespace and holder = :id and name in {listed}
+TAKEN = f"""
+select name, token from {{roles}} where namespace = :namespace and holder = :id and name in {{locked}} and {_LIVING}
 """
 
-RECORD = """
-insert into {terms} (namespace, role, token, member_id, member_name, began_at)
-select namespace, name, token, :id, :name, {now} from {roles}
-where namespace = :namespace and holder = :id and name in {listed}
+HOLDS_SOME = """
+select 1 from {roles} where namespace = :namespace and holder = :id and name in {listed}
+"""
+"""Whether to notify the others after an acquisition: a candidate that came too late has nothing to tell."""
+
+RECORD = f"""
+insert into {{terms}} (namespace, role, token, member_id, member_name, began_at)
+select namespace, name, token, :id, :name, {{now}} from {{roles}}
+where namespace = :namespace and holder = :id and name in {{locked}} and {_LIVING}
 """
 
 MARK_RESIGNED = """
@@ -181,7 +191,7 @@ select name from {roles} where namespace = :namespace and name = :role and token
 
 VACATE = """
 update {roles} set holder = null, reserved_for = :reserved_for, request_token = null, request_to = null
-where namespace = :namespace and name = :role and token = :token and holder = :id
+where namespace = :namespace and name = :role and token = :token and holder = :id and name in {locked}
 """
 
 _SUCCESSOR = """
@@ -191,13 +201,15 @@ select r.name, (
       and m.control_pid <> 0 and m.takeover <> 'manual'
     order by case when c.member_id = :reserved_for then 0 when c.member_id {bytewise} > :id then 1 else 2 end,
              c.member_id {bytewise} limit 1)
-from {roles} r where r.namespace = :namespace and r.holder = :id
+from {roles} r where r.namespace = :namespace
 """
-"""Roles of a member, and for each the candidate that should take it: the one for whom it is reserved, if that lives, or
-else the next one on the ring; and in any case one that hears it (R24)."""
+"""Some roles, and for each the candidate that should take it from this member: the one for whom it is reserved, if that
+lives, or else the next one on the ring; and in any case one that hears it (R24)."""
 
-SUCCESSOR = _SUCCESSOR + "  and r.name = :role\n"
-SUCCESSORS = _SUCCESSOR + "order by r.name limit :limit\n"
+SUCCESSOR = _SUCCESSOR + "  and r.name = :role and r.token = :token and r.holder is null\n"
+"""For a role that this member has vacated, unless another has it already."""
+
+SUCCESSORS = _SUCCESSOR + "  and r.holder = :id order by r.name limit :limit\n"
 
 # Candidates --------------------------------------------------------------------------------------------------
 

@@ -347,7 +347,7 @@ MUTATIONS = [
         "token from the old row",
         "lagging-promotion",
         r"was given r \d+ after",
-        (("store/statements.py", "{greatest}(token + 1, :floor, ", "{greatest}(token + 1, "),),
+        (("store/statements.py", "{{greatest}}(token + 1, :floor, ", "{{greatest}}(token + 1, "),),
     ),
     Mutation(
         "reused member id",
@@ -527,6 +527,18 @@ MUTATIONS = [
                 "store/control.py",
                 "self._step(statements.LOCK_LEFT, id=me, names=listed(ids))",
                 'self._step(statements.LOCK_LEFT + " ", id=me, names=listed(ids))',  # which the simulator does not lock
+            ),
+        ),
+    ),
+    Mutation(
+        "a role is taken by a member of another place",
+        "restored-dump",
+        "was given",
+        (
+            (
+                "store/statements.py",
+                '_LIVING = f"exists (select 1 from {{members}} m where m.id = :id and m.ended_at is null and {HERE})"',
+                '_LIVING = "1 = 1"',
             ),
         ),
     ),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tenure.core import messages
@@ -20,8 +20,8 @@ from tenure.databases.sqlite.schema import SqliteSchema
 from tenure.settings import LOSES_NOTHING
 from tenure.store import migrations, statements
 from tenure.store.control import ControlStore, Identity
-from tenure.store.dialects import SQLITE
-from tenure.store.session import Failed, Run, Step
+from tenure.store.dialects import SQLITE, listed
+from tenure.store.session import NAMED_ROLES, Failed, Run, Step
 from tenure.store.watch import WatchStore
 from tests.verification.simulation.model import ModelStore, Tables
 
@@ -104,7 +104,7 @@ class SimSession:
         self._server: Server | None = None
         self.recorded: list[list[Rows]] | None = None
         self.replayed: list[list[Rows]] | None = None
-        self.unsent: list[tuple[str, Step | None]] = []
+        self.unsent: list[Callable[[], None]] = []
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Run]:
@@ -118,9 +118,8 @@ class SimSession:
                 sqlite.rollback()
                 raise
             sqlite.commit()
-            for payload, where in self.unsent:
-                if where is None or self._run(where)[0].rows:
-                    self.connection.server.tell(payload)
+            for send in self.unsent:
+                send()
         except sqlite3.Error as error:
             raise Failed(str(error)) from error
         finally:
@@ -149,7 +148,28 @@ class SimSession:
         return results
 
     def notify(self, namespace: str, payload: str, where: Step | None = None) -> None:  # noqa: ARG002
-        self.unsent.append((payload, where))
+        def send() -> None:
+            if where is None or self._run(where)[0].rows:
+                self.connection.server.tell(payload)
+
+        self.unsent.append(send)
+
+    def notify_successors(self, namespace: str, me: str, roles: Step) -> None:  # noqa: ARG002
+        def send() -> None:
+            found = self._run(roles)[0].rows
+            if len(found) > NAMED_ROLES:
+                self.connection.server.tell(f"vacant {me}")
+            else:
+                for role, heir in found:
+                    self.connection.server.tell(f"vacant {me}>{heir} {role}" if heir else f"vacant {me} {role}")
+
+        self.unsent.append(send)
+
+    def names(self, locked: Rows) -> tuple[str, ...]:
+        return tuple(name for (name,) in locked.rows)
+
+    def locked(self, locked: Rows) -> str:
+        return listed(self.names(locked))
 
     def listen(self, namespace: str, kind: str) -> None:
         """Every node receives every notification here."""

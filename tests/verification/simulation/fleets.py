@@ -8,7 +8,7 @@ from unittest import mock
 
 from tenure.core import messages, timing
 from tenure.core.protocol import NodeProtocol
-from tenure.store.control import NAMED_ROLES
+from tenure.store.session import NAMED_ROLES
 from tests.verification.simulation.node import SimNode
 from tests.verification.simulation.registry import scenario
 from tests.verification.simulation.simulation import Simulation

@@ -14,8 +14,7 @@ from typing import Any
 from tenure.core import messages, timing
 from tenure.core.messages import Held, Sighting, Vacancy
 from tenure.core.servers import Confirmed, Server
-from tenure.store.control import NAMED_ROLES
-from tenure.store.session import Failed, Gone
+from tenure.store.session import NAMED_ROLES, Failed, Gone
 
 
 @dataclass
@@ -342,20 +341,19 @@ class ModelStore:
         term, role = self.tables.terms.get((request.role, request.token)), self.tables.roles.get(request.role)
         if term and term.member_id == request.member_id:
             term.resigned = True
-        heir = self._successor(request.member_id, request.role, request.reserved_for)
         if role and (role.token, role.holder) == (request.token, request.member_id):
             if request.role in self.locked():
                 return messages.Vacated(done=False)
             role.holder, role.reserved_for = None, request.reserved_for
             role.request_token = role.request_to = None
-        self._tell_vacant(request.member_id, request.role, heir)
+        if role and (role.token, role.holder) == (request.token, None):
+            heir = self._successor(request.member_id, request.role, request.reserved_for)
+            self._tell_vacant(request.member_id, request.role, heir)
         return messages.Vacated(done=True)
 
     def _successor(self, me: str, role: str, reserved_for: str | None = None) -> str | None:
         """The living candidate that a notification names: the one with the reservation, or the next on the ring."""
         tables = self.tables
-        if role not in tables.roles or tables.roles[role].holder != me:
-            return None
         others = [member for name, member in tables.candidates if name == role and member != me]
         return min(
             filter(tables.lives, others), key=lambda member: (member != reserved_for, member < me, member), default=None

@@ -84,7 +84,7 @@ class MySqlSession(LaneSession):
         self.one_by_one = False
         """Whether to send each query by itself, because another node may end one of them (R24). After KILL QUERY
         between two statements of a packet, MariaDB never answers the second one."""
-        self._to_wake: set[str] = set()
+        self._vacated: list[Step] = []
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Run]:
@@ -108,7 +108,7 @@ class MySqlSession(LaneSession):
                 waiting.append(("commit", None))
                 fetch()
             except BaseException:
-                self._to_wake.clear()
+                self._vacated.clear()
                 self._roll_back()
                 raise
         self._wake()
@@ -124,7 +124,7 @@ class MySqlSession(LaneSession):
                 except Exception as error:
                     self._roll_back()
                     if last or error.args[:1] != (DEADLOCK,):
-                        self._to_wake.clear()
+                        self._vacated.clear()
                         raise
         raise AssertionError
 
@@ -136,17 +136,16 @@ class MySqlSession(LaneSession):
                 return [self._query(text)[0] for text in texts]
             return self._query(*texts)
 
-    def notify(self, namespace: str, payload: str, where: Step | None = None) -> None:
-        """Wake the member that the notification names, after the commit (R24). MariaDB cannot tell it anything."""
-        heir = payload.split(" ")[1].partition(">")[2]
-        if heir:
-            self._to_wake.add(heir)
+    def notify_successors(self, namespace: str, me: str, roles: Step) -> None:
+        """Wake the successors after the commit (R24). MariaDB cannot tell them anything."""
+        self._vacated.append(roles)
 
     def _wake(self) -> None:
-        """End the wait on the watch connection of some members, so that they look at once. Best effort."""
-        members, self._to_wake = self._to_wake, set()
-        for member_id in members:
-            with contextlib.suppress(Failed):
+        """End the wait on the watch connection of each successor, so that it looks at once. Best effort."""
+        vacated, self._vacated = self._vacated, []
+        with contextlib.suppress(Failed):
+            heirs = {heir for step in vacated for _, heir in self.read(step)[0].rows if heir}
+            for member_id in heirs:
                 for (pid,) in self.read(Step(_WATCH, {"id": member_id, "started": self.started}))[0].rows:
                     self.read(Step("kill query :pid", {"pid": pid}))
 

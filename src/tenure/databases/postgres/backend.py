@@ -74,15 +74,17 @@ class PostgresStore(LockingStore):
         nothing |= {"role": "", "token": 0, "reserved_for": None, "renewals": 0, "epoch": 0, "server_start": ""}
         locks = (statements.PROMOTION, statements.LOCK_MEMBER, statements.LOCK_FREE, statements.LOCK_LEFT)
         takeover = (*locks, statements.TAKE, statements.RECORD, statements.TAKEN, statements.VACATED)
-        ends = (statements.END_DEAD, statements.MARK_RESIGNED, statements.MINE, statements.SUCCESSOR, statements.VACATE)
-        reasons = {"vacant": statements.LEFT_OVER, "changed": statements.TAKEN}
+        ends = (statements.END_DEAD, statements.MARK_RESIGNED, statements.VACATE, statements.MINE)
+        reasons = (("vacant", statements.LEFT_OVER), ("changed", statements.HOLDS), ("changed", statements.HOLDS_SOME))
+        successor = self._step(statements.SUCCESSOR, id="", **nothing)
         return (
             *(self._step(text, id=member_id, **nothing) for text in takeover),
             *(self._step(text, id="", **nothing) for text in ends),
             *(
                 self.session.notification(self.namespace, kind, self._step(text, id="", **nothing))
-                for kind, text in reasons.items()
+                for kind, text in reasons
             ),
+            self.session.notification_of_successors(self.namespace, "", successor),
         )
 
 

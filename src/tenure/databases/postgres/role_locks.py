@@ -172,9 +172,13 @@ class LockingStore(ControlStore):
             self._release(self._locked.intersection((request.role,)))
         return vacated
 
-    def _unlock_after(self, role: str | None = None) -> None:
-        roles = self._locked if role is None else self._locked.intersection((role,))
-        self.session.follow(*(Step(UNLOCK, {"lock_id": self._locks[name]}) for name in sorted(roles)))
+    def _unlock_after(self, vacate: messages.Vacate | None = None) -> None:
+        if vacate is None:
+            self.session.follow(*(Step(UNLOCK, {"lock_id": self._locks[name]}) for name in sorted(self._locked)))
+        elif vacate.role in self._locked:
+            term = {"id": vacate.member_id, "role": vacate.role, "token": vacate.token}
+            unlock = self._step(f"{UNLOCK} where not exists ({statements.MINE})", **term)
+            self.session.follow(unlock._replace(parameters=unlock.parameters | {"lock_id": self._locks[vacate.role]}))
 
     def _take(self, roles: Sequence[str], member_id: str) -> None:
         """Try each lock whose role is free. Try twice: a candidate that wakes up holds the lock for a moment."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import hashlib
+import json
 import logging
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +16,8 @@ from tenure.core.timing import LONG_AGO
 from tenure.databases.connecting import load, shut_down_socket
 from tenure.databases.postgres.pipeline import Pipeline, Reply
 from tenure.databases.postgres.schema import PostgresSchema
-from tenure.store.dialects import Dialect, durably
-from tenure.store.session import Failed, Gone, LaneSession, Result, Run, Step, wait_readable
+from tenure.store.dialects import Dialect, durably, listed
+from tenure.store.session import NAMED_ROLES, Failed, Gone, LaneSession, Result, Run, Step, wait_readable
 from tenure.store.tables import ANOTHER_SERVER
 
 if TYPE_CHECKING:
@@ -30,6 +31,14 @@ DEAF_S = 60.0
 
 # The commit need not wait for the disk or for a replica: after a crash, nodes check anyway.
 _NOTIFY = "select pg_catalog.pg_notify(:channel, :payload), pg_catalog.set_config('synchronous_commit', 'off', true)"
+
+_NOTIFY_SUCCESSORS = """
+select pg_catalog.pg_notify(:channel, 'vacant ' || case
+    when pg_catalog.count(*) over () > {most} then cast(:me as text)
+    else cast(:me as text) || coalesce('>' || s.heir, '') || ' ' || s.role end),
+    pg_catalog.set_config('synchronous_commit', 'off', true)
+from ({successors}) as s (role, heir)
+"""
 
 
 class ServerProcess(NamedTuple):
@@ -170,6 +179,21 @@ class PostgresSession(LaneSession):
         if where is None:
             return Step(_NOTIFY, parameters)
         return Step(f"{_NOTIFY} where exists ({where.text})", parameters | where.parameters)
+
+    def notify_successors(self, namespace: str, me: str, roles: Step) -> None:
+        self._unsent.append(self.notification_of_successors(namespace, me, roles))
+
+    def notification_of_successors(self, namespace: str, me: str, roles: Step) -> Step:
+        """Return the step that notifies the successors that ``roles`` finds."""
+        text = _NOTIFY_SUCCESSORS.format(most=NAMED_ROLES, successors=roles.text)
+        return Step(text, {"channel": channel(self.dialect, namespace, "vacant"), "me": me, **roles.parameters})
+
+    def names(self, locked: Result) -> tuple[str, ...]:
+        return tuple(json.loads(locked.rows[0][0]))
+
+    def locked(self, locked: Result) -> str:
+        """Return nothing: the server has kept the names, so nothing waits for them."""
+        return listed(())
 
     def follow(self, *steps: Step) -> None:
         """Run steps right after the next transaction, if it commits, and before the notifications that follow."""
