@@ -265,13 +265,13 @@ from tenure.store.session import Step
 
 survey = AdvisorySentinel.survey
 
-def wait_for_ever(sentinel, wait_for, seconds, *steps):
+def wait_for_ever(sentinel, wait_for, seconds, *steps, **more):
     if wait_for is not None:
         sentinel._wait_ms = max(1, round(seconds * 1000))
         for setting in ("lock_timeout", "statement_timeout"):
             sentinel._session.read(Step(f"select set_config('{setting}', '0', false)", {}))
         print(sentinel._session.pid, flush=True)
-    return survey(sentinel, wait_for, seconds, *steps)
+    return survey(sentinel, wait_for, seconds, *steps, **more)
 
 AdvisorySentinel.survey = wait_for_ever
 with tenure.Node(sys.argv[1], name="hangs", ttl=60, renew_every=0.3) as node:

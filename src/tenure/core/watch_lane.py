@@ -83,12 +83,14 @@ class WatchLane:
         now: float,
     ) -> bool:
         """Process the answer, received at ``now``; return whether to check for vacant roles now."""
-        self._retry.worked()
         if isinstance(answer, messages.Watching):
             self._open = True
             self.look_at_once = True
             self._evidence = Evidence(spread=self._retry.drawn())
-        elif isinstance(request, messages.Look) and isinstance(answer, messages.Looked) and me is not None:
+            return False
+        # Not for a new connection: one on which nothing works must not be opened again and again without a pause.
+        self._retry.worked()
+        if isinstance(request, messages.Look) and isinstance(answer, messages.Looked) and me is not None:
             # A look that was under way when the node joined, or stood for one more role, does not count.
             if request.member_id == me and (len(request.roles) == LOOKED_AT or {*wanted} <= {*request.roles}):
                 self.look_at_once = False

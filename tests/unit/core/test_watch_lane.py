@@ -199,6 +199,20 @@ def test_watch_connection_that_cannot_be_opened_is_tried_again_later():
     assert isinstance(node.look(0.05)[0], OpenWatch)
 
 
+def test_watch_connection_on_which_nothing_works_is_opened_less_and_less():
+    node, now, opened = joined(), 0.0, 0
+    while now < 60.0:
+        request = node.protocol.watch(now)
+        if isinstance(request, float):
+            now = max(request, now + 0.001)
+        elif isinstance(request, OpenWatch):
+            node.protocol.answer_watch(request, Watching(), now)
+            opened += 1
+        else:
+            node.protocol.fail_watch(request, now, lost=True)
+    assert opened <= 150, "at most two a second, and some more at first"
+
+
 def test_answer_to_a_look_is_ignored_after_the_end_of_the_membership():
     node = joined()
     node.look(0.0)
