@@ -95,7 +95,7 @@ class WatchLane:
             if request.member_id == me and (len(request.roles) == LOOKED_AT or {*wanted} <= {*request.roles}):
                 self.look_at_once = False
             return self._looked(request, answer, me, now)
-        elif isinstance(answer, messages.Knocked):
+        if isinstance(answer, messages.Knocked):
             self._judge(self._evidence.knocked(accepted=answer.open), now)
         elif isinstance(request, messages.Evict):
             self.evictions = ()
