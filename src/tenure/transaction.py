@@ -21,10 +21,9 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tenure.databases.connecting import load, shut_down_socket
 from tenure.databases.mysql import session
@@ -34,6 +33,9 @@ from tenure.fence.adapter import Adapter, adapt
 from tenure.fence.drivers.psycopg import run_together
 from tenure.fence.verdicts import TermIdentity, translate_errors, translate_unfenced
 from tenure.store.session import Step
+
+if TYPE_CHECKING:
+    import sqlite3
 
 _MARK = "tenure_fence"
 
@@ -287,7 +289,7 @@ class SqliteTransaction(OwnTransaction):
     def _commit(self) -> None:
         try:
             self.connection.execute(f"release {_MARK}")
-        except sqlite3.OperationalError as error:
+        except self.connection.OperationalError as error:
             if _MARK in str(error):
                 raise self._ended() from self._undone_by
             raise

@@ -12,7 +12,7 @@ HEED_EVERY_S = 0.25
 """How many notifications are acted upon at once, and how often after that."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Backoff:
     """The one back-off of Tenure: each pause is twice as long as the one before, up to ``longest_s``.
 
@@ -57,7 +57,7 @@ class Backoff:
         self.at, self._failures = LONG_AGO, 0
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Throttle:
     """When to act on a notification. Every client of the database can send any number of them.
 

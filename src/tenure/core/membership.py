@@ -46,7 +46,7 @@ TABLE: dict[Phase, dict[PhaseEvent, Phase]] = {
 }
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class ControlConnection:
     """The control connection, which holds the member's sentinel."""
 
@@ -60,7 +60,7 @@ class ControlConnection:
     """The moment just before the last request was sent. Trust is counted from it."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Row:
     """The row of the current membership, as this node wrote it."""
 

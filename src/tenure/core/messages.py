@@ -26,11 +26,10 @@ the node's sentinel and makes every change; the watch lane only reads and waits.
 | watch   | Unblock    | Done       | end abandoned transactions that keep a role from being acquired        |
 
 They are named tuples, because a process that starts waits for the creation of all these classes, and a frozen data
-class takes four times as long to create. So two messages of different types are equal if their fields are, and a
+class takes four times as long to create. A named tuple compiles each annotation that is a string, so this module does
+without ``from __future__ import annotations``. Two messages of different types are equal if their fields are, and a
 message without fields is false. Code that may meet several types compares the type as well.
 """
-
-from __future__ import annotations
 
 from typing import NamedTuple
 

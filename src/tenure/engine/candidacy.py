@@ -31,7 +31,7 @@ class Lease:
         self.deadline = LONG_AGO
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Holding:
     """What this node knows about one of its terms. Only the candidacy ends it; any thread reads it, without a lock.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sqlite3
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -129,7 +128,8 @@ _GUARDED = re.compile(r"[A-Z]+ on .+ is guarded by role (.+?)(?: of namespace .+
 def sqlstate(error: Exception) -> str | None:
     """Return the SQLSTATE of a driver's error, or the one that corresponds to an error of SQLite or PyMySQL."""
     original = _original(error)
-    if isinstance(original, sqlite3.OperationalError):
+    # Not by isinstance(): a node on a server starts without sqlite3.
+    if (type(original).__module__, type(original).__name__) == ("sqlite3", "OperationalError"):
         return "42P01" if "no such table" in str(original) else "40001" if "locked" in str(original) else None
     # PyMySQL puts the number of the error first.
     if original.args and isinstance(original.args[0], int):

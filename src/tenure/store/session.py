@@ -49,7 +49,7 @@ class Result(Protocol):
         """How many rows it changed or returned."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class FetchedResult:
     """A result that was fetched already."""
 
