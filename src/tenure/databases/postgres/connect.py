@@ -47,11 +47,12 @@ _LISTS = ("host", "hostaddr", "port")
 
 _WHO = """
 select pg_catalog.pg_backend_pid(),
-       (select cast(extract(epoch from backend_start) as text) from pg_catalog.pg_stat_activity
-        where pid = pg_catalog.pg_backend_pid()),
+       (select cast(extract(epoch from backend_start) as text)
+        from pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())),
        cast(extract(epoch from pg_catalog.pg_postmaster_start_time()) as text),
        pg_catalog.pg_is_in_recovery()
 """
+"""The view pg_stat_activity is made of the same function, but takes the server a millisecond to open the first time."""
 _SET = (
     _WHO.rstrip()
     + """,
