@@ -163,7 +163,11 @@ def _migrate(session: Session, known: tuple[Migration, ...]) -> None:
 
 
 def _apply(run: Run, schema: Schema, migration: Migration) -> None:
-    for text in schema.statements_of(migration):
+    texts = schema.statements_of(migration)
+    if not schema.there_already:
+        run(*(Step(text, {}) for text in texts))
+        return
+    for text in texts:
         try:
             _ = run(Step(text, {}))[0].count
         except Exception as error:
