@@ -355,13 +355,14 @@ class ControlStore:
                 self._step(statements.MARK_RESIGNED, **term),
                 self._step(statements.LOCK_FREE, names=listed((request.role,))),
             )
-            _, mine = run(
-                self._step(statements.VACATE, locked=self.session.locked(locked), **reserved, **term),
-                self._step(statements.MINE, **term),
-            )
+            (vacated,) = run(self._step(statements.VACATE, locked=self.session.locked(locked), **reserved, **term))
             self._unlock_after(request)
             successor = self._step(statements.SUCCESSOR, **reserved, **term)
             self.session.notify_successors(self.namespace, request.member_id, successor)
+        if vacated.count:
+            return messages.Vacated(done=True)
+        # Either an open transaction has locked the role, or this member does not hold it any more.
+        (mine,) = self.session.read(self._step(statements.MINE, **term))
         return messages.Vacated(done=not mine.rows)
 
     def _unlock_after(self, vacate: messages.Vacate | None = None) -> None:

@@ -74,7 +74,7 @@ class PostgresStore(LockingStore):
         nothing |= {"role": "", "token": 0, "reserved_for": None, "renewals": 0, "epoch": 0, "server_start": ""}
         locks = (statements.PROMOTION, statements.LOCK_MEMBER, statements.LOCK_FREE, statements.LOCK_LEFT)
         takeover = (*locks, statements.TAKE, statements.RECORD, statements.TAKEN, statements.VACATED)
-        ends = (statements.END_DEAD, statements.MARK_RESIGNED, statements.VACATE, statements.MINE)
+        ends = (statements.END_DEAD, statements.MARK_RESIGNED, statements.VACATE)
         reasons = (("vacant", statements.LEFT_OVER), ("changed", statements.HOLDS), ("changed", statements.HOLDS_SOME))
         successor = self._step(statements.SUCCESSOR, id="", **nothing)
         return (

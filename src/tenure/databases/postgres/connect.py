@@ -233,9 +233,15 @@ class PostgresConnector(connecting.Connector):
         info = session.connection.info
         only = {"host": info.host, "port": info.port, **({"hostaddr": info.hostaddr} if info.hostaddr else {})}
 
-        def begin() -> Callable[[], str | None]:
+        def dialler() -> Callable[[], Knock | None]:
             # The address is that of a host which has worked, whatever it is now.
-            fresh = Knock.at(self._dialled("knock", only) | {"target_session_attrs": "any"})
+            return Knock.dialler(self._dialled("knock", only) | {"target_session_attrs": "any"})
+
+        # A takeover waits for what is done after this.
+        prepared = None if callable(self._password) else dialler()
+
+        def begin() -> Callable[[], str | None]:
+            fresh = (prepared or dialler())()
             if fresh is None:
                 return lambda: None
             self._pending.add(fresh)

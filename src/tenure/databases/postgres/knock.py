@@ -35,14 +35,25 @@ class Knock:
         self._status = self._psycopg.pq.PollingStatus.WRITING
 
     @classmethod
-    def at(cls, parameters: dict[str, Any]) -> Knock | None:
-        """Begin to connect to a host whose address is given, without waiting; None if libpq refuses the parameters."""
+    def dialler(cls, parameters: dict[str, Any]) -> Callable[[], Knock | None]:
+        """Return a function that begins to connect to a host whose address is given, without waiting.
+
+        It returns None if libpq refuses the parameters.
+        """
         psycopg = load()
         try:
-            return cls(psycopg.pq.PGconn.connect_start(psycopg.conninfo.make_conninfo(**parameters).encode()))
-        except (psycopg.Error, OSError, ValueError):
+            told = psycopg.conninfo.make_conninfo(**parameters).encode()
+        except (psycopg.Error, ValueError):
             # The error is not raised, because its traceback has the password.
-            return None
+            return lambda: None
+
+        def dial() -> Knock | None:
+            try:
+                return cls(psycopg.pq.PGconn.connect_start(told))
+            except (psycopg.Error, OSError, ValueError):
+                return None
+
+        return dial
 
     def fileno(self) -> int:
         """Return the descriptor of the socket."""

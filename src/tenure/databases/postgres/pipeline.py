@@ -120,6 +120,10 @@ class Pipeline:
         self._pending.append((reply, text))
         return reply
 
+    def wake_server(self) -> None:
+        """Send what there is. A process of the server that has slept wakes up while more is prepared here."""
+        self._flush()
+
     def receive(self, reply: Reply) -> None:
         """Wait until the reply is there; raise the server's error if this statement or an earlier one failed."""
         if reply.error is not None:

@@ -93,6 +93,8 @@ class PostgresSession(LaneSession):
                 try:
                     with self._pipelined():
                         self._begin()
+                        # An open transaction has locked nothing yet, in case this process is stopped right here.
+                        self._pipeline.wake_server()
                         yield self._run
                         commit = self._pipeline.send("commit")
                         self._send_notifications()
