@@ -143,5 +143,6 @@ def test_migration_that_waits_for_too_long_says_for_what(postgres_url, monkeypat
         migrate(postgres_url, errors)
         (error,) = errors
         assert isinstance(error, StoreUnavailable)
-        assert f"to version {PRESENT + 1}: other transactions have kept them locked for 0.5 s: end those" in str(error)
+        assert f"to version {PRESENT + 1} within 0.5 s (canceling statement due to lock timeout)" in str(error)
+        assert "end the transactions that keep the tables locked (pg_stat_activity shows them)" in str(error)
         assert execute(postgres_url, "select value from tenure.meta where name = 'version'") == [(PRESENT,)]

@@ -15,12 +15,13 @@ import psycopg
 import pytest
 
 import tenure
+from tenure.core import messages
 from tenure.databases.postgres.backend import PostgresBackend
 from tenure.databases.postgres.connect import PostgresConnector
 from tenure.errors import StoreUnavailable
 from tenure.store.session import Step
 from tests.support.cluster import PATIENCE_S, ROOT, Cluster
-from tests.support.store_by_hand import until
+from tests.support.store_by_hand import Desk, execute, until
 
 pytestmark = pytest.mark.long
 
@@ -163,6 +164,24 @@ def test_nothing_follows_the_end_of_a_transaction_which_would_reserve_a_connecti
         session.connection.pgconn.untrace()
         sent = re.findall(r"\tF\t\d+\t(Sync|Flush)", (tmp_path / "trace").read_text())
     assert sent == ["Sync"] * 3
+
+
+def test_what_follows_a_commit_has_the_settings_of_every_transaction(postgres_url, pooler):
+    """Operators of a stranger in the search path would run as the node's user, and a locked table would stop it."""
+    execute(postgres_url, "create table seen (path text, wait text)")
+    connector = PostgresConnector(pooler.through(postgres_url), "tenure", TTL_S, "test")
+    with contextlib.closing(connector.open("test", 10)) as session:
+        settings = "current_setting('search_path'), current_setting('lock_timeout')"
+        session.follow(Step(f"insert into public.seen select {settings}", {}))
+        session.run(Step("select 1", {}))
+    assert execute(postgres_url, "select * from seen") == [("pg_catalog", "100ms")]
+
+
+def test_a_resignation_does_not_wait_for_a_table_that_an_operator_has_locked(postgres_url, pooler):
+    with Desk(pooler.through(postgres_url), mode="lease") as desk, psycopg.connect(postgres_url) as operator:
+        term = desk.lead("r")
+        operator.execute("lock table tenure.candidates in access exclusive mode")
+        assert desk.ask(messages.Vacate(desk.id, "r", term.token)).done
 
 
 @pytest.mark.parametrize("pool_mode", ["transaction", "session"])

@@ -80,6 +80,17 @@ def test_any_number_of_processes_may_start_on_an_empty_database(store_url, tmp_p
     assert codes == [0] * 4
 
 
+def test_a_foreign_table_with_the_name_of_one_of_ours_is_named_after_a_few_tries(postgres_url, monkeypatch):
+    execute(postgres_url, "create schema tenure", "create table tenure.terms (theirs integer)")
+    monkeypatch.setattr(migrations, "PATIENCE_S", 3 * migrations.PAUSE_S)
+    tries, migrate = [], migrations._migrate
+    monkeypatch.setattr(migrations, "_migrate", lambda *told: tries.append(told) or migrate(*told))
+    with pytest.raises(StoreUnavailable, match=r'relation "terms" already exists\): rename what has the name'):
+        Desk(postgres_url)
+    assert 1 < len(tries) <= 5, "it does not keep the server busy"
+    assert execute(postgres_url, "select * from tenure.terms") == []
+
+
 def test_second_preparation_changes_nothing(store_url):
     with Desk(store_url) as desk:
         desk.lead("r")

@@ -249,6 +249,17 @@ def test_busy_role_delays_only_itself(every_postgres_url):
         assert desk.ask(messages.Acquire(desk.id, "desk", ("busy",), 0, patient=True)).tokens == {"busy": 1}
 
 
+def test_what_was_taken_is_reported_even_if_nothing_can_be_read_about_a_busy_role(every_postgres_url):
+    """The role is taken by then: a node that did not know would take it again, with one more token each time."""
+    url = every_postgres_url
+    with Desk(url) as desk, connected(url) as fenced, connected(url) as operator:
+        desk.stand("busy", "free")
+        fenced.execute("select 1 from tenure.roles where name = 'busy' for share")
+        operator.execute("lock table tenure.candidates in access exclusive mode")
+        answer = desk.ask(messages.Acquire(desk.id, "desk", ("busy", "free"), 0))
+        assert answer == messages.Acquired({"free": 1}, busy=())
+
+
 def test_waiting_for_a_busy_role_leaves_no_line_in_the_log(every_postgres_server, every_postgres_url):
     url = every_postgres_url
     with Desk(url) as desk, connected(url) as blocker:

@@ -76,9 +76,11 @@ class Desk:
         return self.store.perform(ask)
 
     def join(self, *, key: int | None = None) -> str:
-        """Join as a new member, with a sentinel of its own."""
+        """Join as a new member, with a sentinel of its own unless the lease stands alone."""
         self.id = str(uuid.uuid4())
-        number = secrets.randbits(31) if key is None else key  # hypothesis seeds `random`
+        number: int | None = None
+        if self.settings.mode != "lease":
+            number = secrets.randbits(31) if key is None else key  # hypothesis seeds `random`
         member = messages.Member(self.id, self.settings.name, self.settings.ttl, self.settings.takeover, number)
         assert self.ask(messages.Join(member, self.opened.server)).sentinel
         return self.id

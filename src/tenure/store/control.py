@@ -319,14 +319,23 @@ class ControlStore:
                 where=self._step(statements.HOLDS_SOME, id=request.member_id, names=listed(request.roles)),
             )
         self._check_promotion(promotion)
-        busy = set(request.roles).difference(self.session.names(locked)) if present.rows else set()
-        # A role that a living member holds is not busy: transactions of the leader block no candidate.
-        if busy:
-            vacant, held = self.session.read(
-                self._step(statements.VACANT, id=request.member_id), self._step(statements.HELD, id=request.member_id)
-            )
-            busy &= {row[0] for row in (*vacant.rows, *held.rows)}
-        return messages.Acquired(dict(taken.rows), busy=tuple(sorted(busy)))
+        unlocked = set(request.roles).difference(self.session.names(locked)) if present.rows else set()
+        return messages.Acquired(dict(taken.rows), busy=self._busy(unlocked, request.member_id))
+
+    def _busy(self, unlocked: set[str], me: str) -> tuple[str, ...]:
+        """Return those of the roles that an open transaction keeps from being taken: they are vacant, or held by me.
+
+        A role that a living member holds is not busy: transactions of the leader block no candidate. This is read after
+        the commit, and a failure must not hide what was taken: the next look finds the roles.
+        """
+        if not unlocked:
+            return ()
+        try:
+            vacant, held = self.session.read(self._step(statements.VACANT, id=me), self._step(statements.HELD, id=me))
+            mine = {row[0] for row in (*vacant.rows, *held.rows)}
+        except Failed:
+            return ()
+        return tuple(sorted(unlocked & mine))
 
     def _take_locked(self, run: Run, text: str, request: messages.Acquire, locked: Result) -> Result:
         """Take those of the locked roles that are vacant: nothing can change them meanwhile."""

@@ -141,9 +141,11 @@ def prepare(session: Session, migrations: tuple[Migration, ...] | None = None) -
                 raise
             if time.monotonic() >= give_up_at:
                 raise StoreUnavailable(
-                    f"cannot bring the tables to version {mine}: other transactions have kept them locked "
-                    f"for {PATIENCE_S:g} s: end those that stay open ({schema.shown_by} shows them), then start again"
+                    f"cannot bring the tables to version {mine} within {PATIENCE_S:g} s "
+                    f"({str(error).splitlines()[0]}): rename what has the name of a table of Tenure, or end the "
+                    f"transactions that keep the tables locked ({schema.shown_by} shows them), then start again"
                 ) from None
+            time.sleep(PAUSE_S)
         else:
             return
 

@@ -110,6 +110,9 @@ class PostgresSession(LaneSession):
 
     def _begin(self) -> None:
         self.unreplicated = False
+        self._send_begin()
+
+    def _send_begin(self) -> None:
         self._pipeline.send("begin")
 
     def _roll_back(self) -> None:
@@ -204,7 +207,7 @@ class PostgresSession(LaneSession):
     def _send_notifications(self) -> None:
         """Send the notifications, in a transaction that the server skips if the one before it failed."""
         if self._unsent:
-            self._pipeline.send("begin")
+            self._send_begin()
             self._run(*self._unsent)
             self._pipeline.send("commit")
 
@@ -316,11 +319,13 @@ class PooledSession(PostgresSession):
         self._settings = f"select {made}, {durably('true')}"
 
     def _begin(self) -> None:
-        self.unreplicated = False
-        self._pipeline.send("begin isolation level read committed, read write")
-        self._pipeline.send(self._settings)
+        super()._begin()
         if self._server is not None:
             self._run(Step("select {schema}same_server(:line)", {"line": self._server.line}))
+
+    def _send_begin(self) -> None:
+        self._pipeline.send("begin isolation level read committed, read write")
+        self._pipeline.send(self._settings)
 
     def read(self, *steps: Step) -> Sequence[Result]:
         """Run some queries in a transaction, which brings the settings and the check of the server."""
