@@ -50,6 +50,22 @@ def test_follower_waits_and_asks_for_nothing():
     assert node.news() == []
 
 
+class NeverVisited(set):
+    def __iter__(self):
+        raise AssertionError("every role was visited")
+
+
+def test_leader_of_all_its_roles_need_not_visit_them_to_know_whom_to_watch():
+    """With each look a leader of ten thousand roles would spend milliseconds on that."""
+    node = leader("r", "s", "t")
+    node.roles.standing = NeverVisited(node.roles.standing)
+    assert node.roles.held_by_others == ()
+    node.protocol.withdraw("s", 0.0)
+    assert node.roles.held_by_others == ()
+    node.roles.standing = node.roles.standing.union("u")
+    assert node.roles.held_by_others == ("u",)
+
+
 def test_role_that_a_renewal_shows_vacant_is_tried_for():
     node = candidate()
     assert node.kinds(EVERY, standing(vacant=(Vacancy("r", 4),))) == [Renew, Acquire]
