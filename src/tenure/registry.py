@@ -204,7 +204,7 @@ class Registry:
         if job is None:
             with self._asking():
                 return records.latest_runs(self, limit)
-        where = self._role_of(job, role, scheduled=False)
+        where, job = self._find_job(job, role, scheduled=False)
         with self._asking():
             return records.runs(self, where, job, limit)
 
@@ -213,7 +213,7 @@ class Registry:
 
         False if that was asked for before, and the run has not begun yet: then there is one run.
         """
-        where = self._role_of(job, role)
+        where, job = self._find_job(job, role)
         with self._asking():
             self.session.notify(self.namespace, "vacant registry")
             steps = self._job_steps(where, job, job_statements.REQUEST_RUN, job_statements.CALL)
@@ -222,14 +222,14 @@ class Registry:
 
     def pause(self, job: str, reason: str = "", *, role: str | None = None) -> None:
         """Let no run of a job begin until :meth:`resume`. Its due times are recorded as skipped."""
-        where = self._role_of(job, role)
+        where, job = self._find_job(job, role)
         text = check_name("reason", reason) if reason else None
         with self._asking():
             self.session.run(*self._job_steps(where, job, job_statements.PAUSE, reason=text))
 
     def resume(self, job: str, *, role: str | None = None) -> None:
         """Let a job that was paused run again, from its next due time on."""
-        where = self._role_of(job, role)
+        where, job = self._find_job(job, role)
         with self._asking():
             self.session.notify(self.namespace, "vacant registry")
             self.session.run(*self._job_steps(where, job, job_statements.RESUME_JOB, job_statements.CALL))
@@ -239,24 +239,24 @@ class Registry:
 
         That happens if the database's clock was ahead and was set right.
         """
-        where = self._role_of(job, role, scheduled=False)
+        where, job = self._find_job(job, role, scheduled=False)
         with self._asking():
             self.session.notify(self.namespace, "vacant registry")
             steps = self._job_steps(where, job, job_statements.RESET_MARKS, job_statements.CALL)
             changed, _ = self.session.run(*steps)
             return bool(changed.count)
 
-    def _role_of(self, job: str, role: str | None, *, scheduled: bool = True) -> str:
-        """Return the role that has the job; raise ConfigError if there is none, or more than one.
+    def _find_job(self, job: str, role: str | None, *, scheduled: bool = True) -> tuple[str, str]:
+        """Return the role that has the job, and the job's name; raise ConfigError if there is none, or more than one.
 
         ``scheduled`` means that it must be a job of a schedule, and not one whose runs are claimed by hand.
         """
-        check_name("job", job)
+        job = check_name("job", job)
         found = self.jobs(role)
         known = [record for record in found if record.spec is not None or not scheduled]
         roles = [record.role for record in known if record.job == job]
         if len(roles) == 1:
-            return roles[0]
+            return roles[0], job
         if roles:
             raise ConfigError(f"job {job!r} exists in the roles {', '.join(map(repr, roles))}: say which one")
         of_role = "" if role is None else f" of role {role!r}"

@@ -21,7 +21,7 @@ from tenure.dashboard import User, dashboard, snapshot, threads, users_from_file
 from tests.dashboard.client import act, ask
 from tests.dashboard.conftest import OPERATOR, three
 from tests.support import starter
-from tests.support.store_by_hand import Desk, until
+from tests.support.store_by_hand import Desk, execute, table, until
 
 TENURE = str(Path(sys.executable).with_name("tenure"))
 HAND_OVER = {"what": "hand-over", "role": "scheduler", "to": "worker-2", "token": "1"}
@@ -83,6 +83,19 @@ def test_hand_over_ends_with_the_new_leader_and_is_recorded(three_nodes, operate
     assert asked == "'olga' asks through the dashboard: hand over role 'scheduler' to 'worker-2'"
     assert ended.endswith("worker-2 leads, token 2")
     assert three_nodes[1].election("scheduler").is_leader
+
+
+def test_hand_over_works_with_the_long_tokens_after_a_promotion(store_url):
+    with Desk(store_url, join=False):
+        role = (
+            f"insert into {table(store_url, 'roles')} (namespace, name, token) values ('default', 'scheduler', {2**40})"
+        )
+        execute(store_url, role)
+    with three(store_url) as nodes:
+        operated = dashboard(store_url, access=lambda _: ("operate", "olga"))
+        act(operated, None, {**HAND_OVER, "token": str(2**40 + 1)})
+        until(lambda: nodes[1].election("scheduler").is_leader, "worker-2 knows that it leads")
+        assert f"worker-2 leads, token {2**40 + 2}" in ask(operated, "/actions").text
 
 
 def test_form_that_is_sent_twice_acts_once(three_nodes, operated):

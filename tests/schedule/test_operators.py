@@ -82,6 +82,21 @@ def test_unknown_job_is_refused_with_the_names_of_the_others(store_url):
                 act("raport")
 
 
+def test_job_is_found_however_its_name_is_composed(sqlite_url):
+    """A terminal, or a file name on macOS, may give the letter and its accent apart; names are kept in NFC."""
+    schedule = tenure.Schedule()
+    schedule.every("1 h", name="caf\u00e9")(nothing)
+    apart = "cafe\u0301"
+    with leading(sqlite_url, schedule), tenure.Registry(sqlite_url) as registry:
+        until(lambda: known(sqlite_url, "caf\u00e9"), "the job is known")
+        registry.pause(apart, "closed")
+        assert registry.jobs()[0].paused_reason == "closed"
+        registry.resume(apart)
+        assert registry.trigger(apart)
+        until(lambda: [run.outcome for run in registry.runs(apart)] == ["done"], "the run")
+        assert not registry.reset(apart)
+
+
 def test_overdue_job_is_seen_from_outside(store_url):
     seen(store_url)
     let_pass(store_url, 2 * HOUR_S, "report")

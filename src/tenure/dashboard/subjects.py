@@ -96,7 +96,7 @@ async def _read(reader: Reader, key: Hashable, read: Read) -> Any:
 
 def number(text: str | None, otherwise: int) -> int:
     """Return the number that a request gives, or another if it gives none, or one too long to be meant."""
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else otherwise
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 20 else otherwise
 
 
 def limit(text: str | None) -> int:
