@@ -427,6 +427,25 @@ async def test_copy_of_the_file_in_its_place_is_refused_although_the_term_stands
         assert office.written == []
 
 
+def test_copy_is_refused_although_the_file_itself_is_attached(tmp_path):
+    """A statement that names no file uses the table of the copy, and the stale write would go to the file itself."""
+    live, copy = tmp_path / "live.db", tmp_path / "copy.db"
+    with contextlib.closing(Office(f"sqlite:///{live}")) as office:
+        claim = office.lead()
+        with contextlib.closing(sqlite3.connect(live)) as original, contextlib.closing(sqlite3.connect(copy)) as other:
+            original.backup(other)
+        with contextlib.closing(sqlite3.connect(copy)) as connection:
+            connection.execute(f"attach '{live}' as live")
+            connection.execute("begin immediate")
+            with pytest.raises(Fenced, match=f"token {claim.token} is over"):
+                fence(connection, claim, 30.0)
+        with contextlib.closing(sqlite3.connect(tmp_path / "own.db")) as connection:
+            connection.execute(f"attach '{live}' as live")
+            connection.execute("begin immediate")
+            fence(connection, claim, 30.0)
+            connection.rollback()
+
+
 @each(KINDS)
 @looped
 async def test_wrong_database_is_not_taken_for_a_lost_term(kind, office, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from datetime import timezone
 
 import pytest
@@ -13,7 +14,7 @@ from tenure.core import messages
 from tenure.store import tidying
 from tests.schedule.hourly import Diary, commit_unanswered, hourly, known, leave_begun, make_due, nothing, seen
 from tests.support.schedules import HOUR_S, leading, let_pass, outcomes, rows, unaccounted
-from tests.support.store_by_hand import Desk, connected, until
+from tests.support.store_by_hand import Desk, connected, execute, table, until
 
 
 def test_run_that_is_asked_for_is_made_beside_the_due_times(store_url):
@@ -71,6 +72,20 @@ def test_mark_in_the_future_is_shown_and_can_be_reset(store_url, caplog):
         assert registry.reset("report")
         assert not registry.jobs()[0].ahead
         assert not registry.reset("report")
+
+
+@pytest.mark.twin("postgres")
+def test_a_row_from_the_time_when_the_clock_was_ahead_stops_no_job(store_url):
+    """The marks were reset, and the clock has reached the rows: due times that are skipped may end at one of them."""
+    seen(store_url)
+    let_pass(store_url, 4 * HOUR_S, "report")
+    last_hour_us = round((time.time() // HOUR_S - 1) * HOUR_S * 1e6)
+    names = "namespace, role, job, due_us, attempt, first_us, covers, outcome, token, began_at"
+    row = f"'default', 'r', 'report', {last_hour_us}, 1, {last_hour_us}, 1, 'done', 1, '2026-01-01 00:00:00'"
+    execute(store_url, f"insert into {table(store_url, 'runs')} ({names}) values ({row})")
+    diary = Diary()
+    with leading(store_url, hourly(diary)):
+        until(lambda: diary, "the run of this hour")
 
 
 @pytest.mark.twin("postgres")

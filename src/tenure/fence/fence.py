@@ -79,9 +79,17 @@ async def _lock_on_sqlite(adapter: Adapter) -> None:
     if changed.count != 1:
         raise refused(term)
     # Refuse every file but the term's: in a copy that replaced it, the term may still be the latest.
-    opened = await adapter.execute(Step("pragma database_list", {}))
-    if term.file and not any(path and _is_file(term.file, path) for _, _, path in opened.rows):
+    found = await adapter.execute(Step(_FILE_OF_ROLES, {}))
+    if term.file and not any(path and _is_file(term.file, path) for (path,) in found.rows):
         raise refused(term)
+
+
+_FILE_OF_ROLES = """
+select d.file from pragma_database_list as d where exists (select 1 from pragma_table_info('{roles}', d.name))
+order by d.name <> 'temp', d.seq limit 1
+"""
+"""The file whose table a statement uses that names no file, in the order in which SQLite looks for it: the application
+may have attached several, and a copy among them."""
 
 
 def _is_file(wanted: str, path: str | bytes) -> bool:

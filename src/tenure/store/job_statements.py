@@ -93,10 +93,12 @@ where {_JOB} and due_us = :mark and attempt = 1 and outcome = 'skipped' and deta
 """Lengthens the stretch that ends where the last claim left off, so that a paused job does not fill the table."""
 
 RECORD_SKIPPED = f"""
-insert into {{runs}} (namespace, role, job, due_us, attempt, first_us, covers, outcome, detail, token, member, began_at,
-                    ended_at)
+{{insert}} into {{runs}} (namespace, role, job, due_us, attempt, first_us, covers, outcome, detail, token, member,
+                    began_at, ended_at)
 values (:namespace, :role, :job, :last, 1, :first, :number, 'skipped', :reason, :token, {_MEMBER}, {{now}}, {{now}})
+{{or_nothing}}
 """
+"""Where the database's clock was ahead, and the marks were reset, a row may be there from that time."""
 
 PASS_OVER = f"""
 update {{jobs}} set claimed_us = :last, done_us = :last, token = :token
