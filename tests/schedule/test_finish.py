@@ -142,3 +142,81 @@ def test_asyncpg_without_a_transaction_is_refused_and_the_run_is_not_done(due_ur
     with leading(due_url, hourly(report, delivery="at-least-once")):
         until(lambda: outcomes(due_url, "report") == ["failed"], "the failure")
     assert "transaction" in rows(due_url, "report")[0].detail
+
+
+# --- runs whose commit no mark shows: the function says how they ended ----------------------------------------
+
+
+def check_done_once(url, report, caplog, **options):
+    """Assert that a due run and a requested one are done with their first attempts."""
+    with leading(url, hourly(report, **options)), tenure.Registry(url) as registry:
+        until(lambda: outcomes(url, "report") == ["done"], "the due run")
+        # This run begins when the due one has been recorded, after all of its attempts.
+        registry.trigger("report")
+        until(lambda: outcomes(url, "report") not in (["done"], ["done", "begun"]), "the requested run")
+    assert [(run.attempt, run.outcome, run.detail) for run in rows(url, "report")] == [
+        (1, "done", None),
+        (0, "done", None),
+    ]
+    assert effects(url) == [(0,), (1,)]
+    assert "failed" not in caplog.text
+    assert unaccounted(url) == []
+
+
+@pytest.mark.parametrize(("delivery", "attempts"), [("at-most-once", 1), ("at-most-once", 3), ("at-least-once", 1)])
+@pytest.mark.parametrize("due_url", ["postgres", "mariadb", "sqlite"], indirect=True)
+def test_run_that_commits_on_its_own_connection_is_done_once(due_url, delivery, attempts, caplog):
+    def report(run):
+        with connected(due_url) as connection:
+            run.finish(connection)
+            connection.execute(f"insert into effects values ({int(not run.requested)})")
+            connection.commit()
+
+    check_done_once(due_url, report, caplog, delivery=delivery, attempts=attempts)
+
+
+@pytest.mark.parametrize("delivery", ["at-most-once", "at-least-once"])
+@pytest.mark.parametrize("due_url", ["postgres"], indirect=True)
+def test_coroutine_that_commits_on_its_own_connection_is_done_once(due_url, delivery, caplog):
+    async def report(run):
+        connection = await asyncpg.connect(due_url)
+        try:
+            async with connection.transaction():
+                await run.finish(connection)
+                await connection.execute("insert into effects values ($1)", int(not run.requested))
+        finally:
+            await connection.close()
+
+    check_done_once(due_url, report, caplog, delivery=delivery, attempts=3)
+
+
+@pytest.mark.parametrize("due_url", ["postgres", "mariadb", "sqlite"], indirect=True)
+def test_run_that_raises_before_its_own_commit_is_attempted_again_at_most_once(due_url, caplog):
+    def report(run):
+        with connected(due_url) as connection:
+            run.finish(connection)
+            connection.execute(f"insert into effects values ({run.attempt})")
+            if run.attempt == 1:
+                raise ValueError("before the commit")
+            connection.commit()
+
+    with leading(due_url, hourly(report, attempts=3)):
+        until(lambda: outcomes(due_url, "report")[-1:] == ["done"], "the second attempt")
+    check_written_once(due_url)
+    assert caplog.text.count("failed\n") == 1
+
+
+@pytest.mark.parametrize("due_url", ["postgres"], indirect=True)
+def test_requested_run_that_raises_before_its_own_commit_has_failed(due_url):
+    def report(run):
+        with connected(due_url) as connection:
+            run.finish(connection)
+            if run.requested:
+                raise ValueError("before the commit")
+            connection.commit()
+
+    with leading(due_url, hourly(report)), tenure.Registry(due_url) as registry:
+        until(lambda: outcomes(due_url, "report") == ["done"], "the due run")
+        registry.trigger("report")
+        until(lambda: outcomes(due_url, "report") == ["done", "failed"], "the requested run")
+    assert rows(due_url, "report")[1].detail == "ValueError: before the commit"

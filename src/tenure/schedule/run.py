@@ -65,6 +65,7 @@ class Run:
         self._term = term
         self._stop = threading.Event()
         self._opened = False
+        self._marks_itself = False
         self._committed = False
         self._done = False
 
@@ -94,18 +95,20 @@ class Run:
 
         In a coroutine, ``await`` it.
         """
+        # Nobody sees the commit of this connection. Where no mark shows it, the function says how the run ended.
+        marks = not self.requested and not self._done
         if self.requested:
             answer = self.term.fence(connection)
-            self._open()
+            self._open(marks=marks)
             return answer if isinstance(self.term, AsyncTerm) else None
         if isinstance(self.term, AsyncTerm):
-            return self._finish_async(connection)
-        self._open()
+            return self._finish_async(connection, marks=marks)
+        self._open(marks=marks)
         self._check(fresh=self.term.finish(connection, self.job, self.due))
         return None
 
-    async def _finish_async(self, connection: Any) -> None:
-        self._open()
+    async def _finish_async(self, connection: Any, *, marks: bool) -> None:
+        self._open(marks=marks)
         self._check(fresh=await self.term.finish(connection, self.job, self.due))
 
     @contextlib.contextmanager
@@ -133,8 +136,11 @@ class Run:
             # The driver raised this error. The connection is lost, or the job ignored a failed statement.
             raise NotCommitted(f"{self!r} was rolled back, because it could not be marked as done: {error}") from error
 
-    def _open(self) -> None:
-        """Note that the job marks the run as done itself; raise if it has done so before, or comes too late."""
+    def _open(self, *, marks: bool = True) -> None:
+        """Note that the job opens the run's transaction; raise if it has done so before, or comes too late.
+
+        ``marks`` says whether that transaction decides if the run is done.
+        """
         if self._opened:
             raise ConfigError(
                 f"the transaction of {self!r} was opened already: open it once per run, and write all of the run's "
@@ -142,7 +148,7 @@ class Run:
             )
         if self._stop.is_set():
             raise NotCommitted(f"{self!r} is over: its time has run out, or it was interrupted; nothing was written")
-        self._opened = True
+        self._opened, self._marks_itself = True, marks
 
     def _check(self, *, fresh: bool) -> None:
         """Raise if another node has marked the run as done. With at-most-once the run's own claim has marked it."""
@@ -190,7 +196,7 @@ def is_now_over(run: Run) -> None:
 
 def try_again(run: Run) -> None:
     """Let the function open the run's transaction again, in another attempt."""
-    run._opened = False  # noqa: SLF001 - of this module
+    run._opened = run._marks_itself = False  # noqa: SLF001 - of this module
 
 
 def is_over(run: Run) -> bool:
@@ -204,8 +210,8 @@ def is_interrupted(run: Run) -> bool:
 
 
 def marks_itself(run: Run) -> bool:
-    """Whether the function has opened the transaction that marks the run as done."""
-    return run._opened  # noqa: SLF001 - of this module
+    """Whether the function has opened a transaction whose commit decides if the run is done."""
+    return run._marks_itself  # noqa: SLF001 - of this module
 
 
 def is_committed(run: Run) -> bool:
