@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
@@ -9,6 +10,7 @@ import anyio
 import pytest
 
 import tenure
+from tenure.schedule import scheduler
 from tests.schedule.hourly import Diary, hourly, make_due, slow_job
 from tests.support.schedules import leading, outcomes, rows, unaccounted
 from tests.support.store_by_hand import until
@@ -61,6 +63,62 @@ def test_error_whose_text_no_database_can_store_is_recorded_all_the_same(store_u
     with leading(store_url, hourly(odd)):
         until(lambda: outcomes(store_url, "report") == ["failed"], "the failure")
     assert rows(store_url, "report")[0].detail.startswith("ValueError: NUL \\x00, long \\xe9")
+
+
+class Unprintable(Exception):
+    """An error whose text cannot be made."""
+
+    def __str__(self):
+        raise ValueError("no text")
+
+
+class Numbered(Exception):
+    """An error whose text is no text."""
+
+    def __str__(self):
+        return 404  # noqa: PLE0307 - that is the point
+
+
+class UnprintableRefusal(tenure.TenureError):
+    """The same, of a class that the record shows without its name."""
+
+    __str__ = Unprintable.__str__
+
+
+@pytest.mark.parametrize("error", [Unprintable, Numbered, UnprintableRefusal])
+@pytest.mark.parametrize("delivery", ["at-most-once", "at-least-once"])
+@pytest.mark.twin("postgres")
+def test_error_whose_text_cannot_be_made_is_recorded_by_its_type(store_url, delivery, error):
+    make_due(store_url)
+    attempts = []
+
+    def odd(run):
+        attempts.append(run.attempt)
+        raise error
+
+    with leading(store_url, hourly(odd, delivery=delivery, attempts=2)):
+        until(lambda: outcomes(store_url, "report") == ["failed", "failed"], "both attempts")
+    assert attempts == [1, 2]
+    assert {run.detail for run in rows(store_url, "report")} == {error.__name__}
+    assert unaccounted(store_url) == []
+
+
+def test_run_that_cannot_be_recorded_is_made_again_after_longer_and_longer_pauses(sqlite_url, monkeypatch):
+    make_due(sqlite_url)
+    begun = []
+
+    def refuse(*_, **__):
+        begun.append(time.monotonic())
+        if len(begun) < 4:
+            raise ValueError("a bug")
+
+    monkeypatch.setattr(scheduler, "record_end", refuse)
+    with leading(sqlite_url, hourly(lambda _: None, delivery="at-least-once")):
+        until(lambda: len(begun) == 4, "the last record")
+    first, second, third = (later - earlier for earlier, later in itertools.pairwise(begun))
+    assert first > 0.4
+    assert second > 0.9
+    assert third > 1.8
 
 
 @pytest.mark.twin("postgres")

@@ -256,7 +256,11 @@ def record_end(run: Run, outcome: str, detail: str | None = None, *, over: bool)
 
 def described(error: BaseException) -> str:
     """Return an error as the record of a run shows it."""
-    return str(error) if isinstance(error, TenureError) else f"{type(error).__name__}: {error}"
+    # The application may have written the method that makes the text.
+    try:
+        return str(error) if isinstance(error, TenureError) else f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - the run has to be recorded all the same
+        return type(error).__name__
 
 
 def is_marked(run: Run, transaction: Transaction) -> bool:

@@ -12,7 +12,7 @@ import inspect
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import anyio
@@ -57,7 +57,7 @@ log = logging.getLogger("tenure.schedule")
 LOOK_EVERY_S = 1.0
 """How often the schedule compares its clock with the database's: that clock may be set."""
 LOOK_EVERY_US = 100_000
-"""How soon a job is looked at again while the term is in doubt, and after a run that could not be recorded."""
+"""How soon a job is looked at again while the term is in doubt."""
 PAUSED_LOOK_US = 5_000_000
 """How soon a paused job is looked at again that has a run to repeat."""
 DRAIN_LOOK_S = 0.1
@@ -88,6 +88,8 @@ class JobState:
     """Whether there was a pause since the last run."""
     wake_at: int | None = 0
     """When to decide again what to do; None for never."""
+    unrecorded: Backoff = field(default_factory=Backoff)
+    """The pauses after runs that could not be recorded."""
     call: Call | None = None
     """What makes the run that is under way, from its claim to its record."""
     run: Run | None = None
@@ -242,13 +244,16 @@ class Scheduler:
                 async with self._slot(state.job):
                     if not self._stopping:
                         await work()
+                state.unrecorded.worked()
             except (NotLeader, NodeClosed) as error:
                 log.info("job %r: the term is over: %s", state.job.name, error)
             except Exception:
                 log.exception("job %r: the run could not be recorded", state.job.name)
                 if state.job.repeats and state.run is not None and not state.run.requested:
                     state.repeat = microseconds(state.run.due)
-                state.wake_at = self._engine.database_clock.now_us() + LOOK_EVERY_US
+                # The function may be called again each time, so this must not go on without longer and longer pauses.
+                now = self._engine.database_clock.now_us() / SECOND_US
+                state.wake_at = round(state.unrecorded.failed(now) * SECOND_US)
             finally:
                 state.call = state.run = state.function = None
                 self._wake()
