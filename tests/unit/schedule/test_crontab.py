@@ -33,6 +33,12 @@ def test_zone_of_the_command_line_is_the_default():
     assert parse("0 0 * * * ./x # x", "Asia/Tokyo")[0].zone == "Asia/Tokyo"
 
 
+@pytest.mark.parametrize(("text", "zone"), [("", "UTC"), ("CRON_TZ=Europe/Paris\n", "Europe/Paris")])
+def test_tz_is_for_the_command_and_moves_no_schedule(text, zone):
+    (entry,) = parse(f"{text}TZ=America/New_York\n30 2 * * * ./x # x", "UTC")
+    assert (entry.zone, entry.environment["TZ"]) == (zone, "America/New_York")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

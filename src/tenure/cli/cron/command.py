@@ -54,8 +54,8 @@ def cron(**options: Any) -> None:
     tenure cron '*/5 * * * *' --name sync -- ./sync
 
     The crontab has five fields and a command in each line, as cron does, and a name after #, by which the machines know
-    that it is the same job. CRON_TZ=Europe/Paris sets the time zone of the lines below it. Other variables are for the
-    commands. If the crontabs of two machines differ, the leader warns.
+    that it is the same job. CRON_TZ=Europe/Paris sets the time zone of the lines below it. Other variables, also TZ,
+    are for the commands. If the crontabs of two machines differ, the leader warns.
 
     \b
     CRON_TZ=Europe/Paris

@@ -12,8 +12,8 @@ _VARIABLE = re.compile(r"([A-Za-z_]\w*)\s*=\s*(.*)")
 _NAME = re.compile(r"(.*\S)\s+#\s*([\w.:-]+)\s*")
 _FIELD = re.compile(r"[\d*,/-]+\s")
 """The beginning of a command that looks like one more field."""
-ZONES = ("CRON_TZ", "TZ")
-"""The variables that set the time zone of the lines below them."""
+ZONE = "CRON_TZ"
+"""The variable that sets the time zone of the lines below it."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def parse(text: str, zone: str) -> list[Entry]:
             continue
         if variable := _VARIABLE.fullmatch(stripped):
             name, value = variable[1], variable[2].strip("\"'")
-            zone = value if name in ZONES else zone
+            zone = value if name == ZONE else zone
             environment = {**environment, name: value}
             continue
         entry = _entry(f"line {number} of the crontab", stripped, zone, environment)
