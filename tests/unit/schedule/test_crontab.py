@@ -40,6 +40,28 @@ def test_tz_is_for_the_command_and_moves_no_schedule(text, zone):
 
 
 @pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("plain", "plain"),
+        ("", ""),
+        ('""', ""),
+        ("'full'", "full"),
+        ('"  blanks  "', "  blanks  "),
+        ("\"he said 'hi'\"", "he said 'hi'"),
+        ("'x \"y\"'", 'x "y"'),
+        ('--name="a b"', '--name="a b"'),
+        ("\"it's", "\"it's"),
+        ("\"mixed'", "\"mixed'"),
+        ("'\"both\"'", '"both"'),
+        ('"', '"'),
+    ],
+)
+def test_variable_loses_one_pair_of_quotes_around_its_value(written, value):
+    (entry,) = parse(f"A={written}\n30 2 * * * ./x # x", "UTC")
+    assert entry.environment == {"A": value}
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", "no entries"),

@@ -10,6 +10,7 @@ from tenure.errors import ConfigError
 
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)\s*=\s*(.*)")
 _NAME = re.compile(r"(.*\S)\s+#\s*([\w.:-]+)\s*")
+_QUOTED = re.compile(r"""(["'])(.*)\1""")
 _FIELD = re.compile(r"[\d*,/-]+\s")
 """The beginning of a command that looks like one more field."""
 ZONE = "CRON_TZ"
@@ -38,7 +39,7 @@ def parse(text: str, zone: str) -> list[Entry]:
         if not stripped or stripped.startswith("#"):
             continue
         if variable := _VARIABLE.fullmatch(stripped):
-            name, value = variable[1], variable[2].strip("\"'")
+            name, value = variable[1], _unquoted(variable[2])
             zone = value if name == ZONE else zone
             environment = {**environment, name: value}
             continue
@@ -49,6 +50,12 @@ def parse(text: str, zone: str) -> list[Entry]:
     if not entries:
         raise ConfigError("the crontab has no entries: write lines such as `30 2 * * * ./backup  # backup`")
     return entries
+
+
+def _unquoted(value: str) -> str:
+    """Return a variable's value without the quotes around it. Other quotes belong to the value, as in crontab(5)."""
+    quoted = _QUOTED.fullmatch(value)
+    return value if quoted is None else quoted[2]
 
 
 def _entry(place: str, line: str, zone: str, environment: dict[str, str]) -> Entry:
