@@ -85,11 +85,14 @@ def test_command_that_fails_is_recorded_with_its_exit_code(sqlite_url, machine):
     until(lambda: "failed: exit code 3" in Answer("runs", "bad", url=sqlite_url).out, "the record")
 
 
-def test_crontabs_that_differ_are_warned_of(sqlite_url, tmp_path, machine):
-    machine("--name", "a", "--node", "one", "0 0 1 1 *", "--", "true", url=sqlite_url)
+@pytest.mark.parametrize("difference", ["@yearly true # {}", "TARGET={}\n@yearly true # a"], ids=["job", "variable"])
+def test_crontabs_that_differ_are_warned_of(sqlite_url, tmp_path, machine, difference):
+    for value in ("prod", "test"):
+        (tmp_path / value).write_text(difference.format(value))
+    machine("--file", tmp_path / "prod", "--node", "one", url=sqlite_url)
     until(lambda: "cron" in Answer("status", url=sqlite_url).out, "a leader")
     with (tmp_path / "log").open("w") as log:
-        second = machine("--name", "b", "--node", "two", "0 0 1 1 *", "--", "true", url=sqlite_url, stderr=log)
+        second = machine("--file", tmp_path / "test", "--node", "two", url=sqlite_url, stderr=log)
     with tenure.Registry(sqlite_url) as registry:
         until(lambda: registry.roles()[0].candidates == 2, "the second machine stands")
         registry.resign("cron")

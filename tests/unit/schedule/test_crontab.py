@@ -84,3 +84,18 @@ def test_digest_depends_on_what_runs_and_not_on_blanks_and_order():
     same = parse("# night\n1  0 * * *  ./b # b\n0 0 * * * ./a   # a\n", "UTC")
     other = parse("0 0 * * * ./a # a\n2 0 * * * ./b # b", "UTC")
     assert digest(one) == digest(same) != digest(other)
+
+
+def test_digest_depends_on_the_variables_that_commands_find():
+    job = "0 0 * * * ./a # a"
+    prod, test, none = (digest(parse(f"{text}{job}", "UTC")) for text in ("TARGET=prod\n", "TARGET=test\n", ""))
+    assert len({prod, test, none}) == 3
+    assert prod == digest(parse(f"# night\nTARGET = 'prod'\n{job}\nLATER=1", "UTC"))
+    both = [digest(parse(f"{text}{job}", "UTC")) for text in ("A=1\nB=2\n", "B=2\nA=1\n", "A=1\nB=0\nB=2\n")]
+    assert len(set(both)) == 1, "the order of the variables does not matter"
+
+
+def test_digest_without_variables_is_that_of_older_nodes():
+    """So an upgrade of one machine after the other warns of nothing, unless the crontab sets variables."""
+    assert digest(parse("0 0 * * * ./a # a", "Europe/Paris")) == "7fe6630aae7e"
+    assert digest(parse("CRON_TZ=Europe/Paris\n0 0 * * * ./a # a", "UTC")) == "7fe6630aae7e"

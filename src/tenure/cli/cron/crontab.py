@@ -83,5 +83,12 @@ def _entry(place: str, line: str, zone: str, environment: dict[str, str]) -> Ent
 
 def digest(entries: list[Entry]) -> str:
     """Return what identifies the entries, to compare the crontabs of two machines."""
-    lines = (f"{entry.name} {entry.expression} {entry.zone} {entry.command}" for entry in entries)
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:12]
+    return hashlib.sha256("\n".join(sorted(map(_identity, entries))).encode()).hexdigest()[:12]
+
+
+def _identity(entry: Entry) -> str:
+    identity = f"{entry.name} {entry.expression} {entry.zone} {entry.command}"
+    # Older nodes leave the variables out. Without any, the identity is as theirs, so that an upgrade of one machine
+    # after the other warns of nothing. CRON_TZ is in it as the zone.
+    variables = sorted((name, value) for name, value in entry.environment.items() if name != ZONE)
+    return f"{identity} {variables}" if variables else identity
