@@ -67,6 +67,14 @@ def test_crontab_runs_its_commands_at_their_due_times(sqlite_url, tmp_path, mach
     assert process.wait(20) == 0
 
 
+def test_crontab_may_begin_with_a_byte_order_mark(sqlite_url, tmp_path, machine):
+    """As editors on Windows write it."""
+    crontab = tmp_path / "crontab"
+    crontab.write_text("@hourly true # marked\n", encoding="utf-8-sig")
+    machine("--file", crontab, url=sqlite_url)
+    until(lambda: "marked" in Answer("jobs", url=sqlite_url).out, "the job is known")
+
+
 def test_command_finds_its_run_in_the_environment(sqlite_url, tmp_path, machine):
     script = f"env | grep ^TENURE_ | sort >{tmp_path}/env.new; mv {tmp_path}/env.new {tmp_path}/env"
     machine("--name", "show", "--role", "night", "0 0 1 1 *", "--", "sh", "-c", script, url=sqlite_url)

@@ -90,7 +90,8 @@ def _entries(
         raise click.UsageError("give either --file CRONTAB, or --name NAME 'EXPRESSION' -- COMMAND")
     if file is not None:
         try:
-            return parse(file.read_text(encoding="utf-8"), zone)
+            # Editors on Windows begin a file with a byte order mark.
+            return parse(file.read_text(encoding="utf-8-sig"), zone)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--file cannot be read: {error}") from None
     if job is None:
