@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import tenure
 from tenure.errors import ConfigError, Fenced, NotLeader, Unfenced
 from tenure.fence.fence import fence
+from tenure.store.guards import REMEDIES
 from tests.support.fuzzing import fuzzed
 from tests.support.store_by_hand import Desk, TermIdentity, connect, connected, execute
 
@@ -506,6 +507,60 @@ def test_error_names_the_namespace_if_it_is_not_the_default(server_url):
             error = refused(connection, "insert into invoices values (1)")
     assert "is guarded by role billing of namespace blue: call term.fence" in str(error)
     assert error.role == "billing"
+
+
+LONG_NAMES = [
+    ("billing_invoice_line_item", "billing-worker"),
+    ("customer_invoice_line_item_history", "invoicing-service"),
+    ("accounting_general_ledger_entry_archive_2026", "x"),
+    ("invoices", "a\\b 'quoted' and \"quoted\""),
+    ("t" * 64, "r" * 40),
+    ("t" * 64, "r" * 200),
+    ("€" * 48, "€" * 66),
+]
+
+
+@pytest.mark.parametrize("namespace", ["default", "blue", "n" * 200], ids=len)
+@pytest.mark.parametrize(("table", "role"), LONG_NAMES, ids=len)
+def test_error_of_mariadb_names_the_whole_role(mariadb_url, table, role, namespace):
+    with Desk(mariadb_url, namespace=namespace), tenure.Registry(mariadb_url, namespace=namespace) as registry:
+        execute(mariadb_url, f"create table {table} (n int)")
+        registry.guard(table, role)
+        with connected(mariadb_url) as connection:
+            error = refused(connection, f"insert into {table} values (1)")
+    assert error.role == role
+    shown = table if len(table) < 48 and len(namespace) < 200 else table[:11]
+    assert str(error).startswith(f"INSERT on {shown}")
+    assert f" is guarded by role {role}" in str(error)
+    assert ": call term.fence(" in str(error)
+
+
+@pytest.mark.parametrize("table_length", range(1, 65))
+def test_message_that_fits_on_mysql_has_the_whole_role(table_length):
+    """A message of 128 characters is left to the triggers of old, which cut the role to get it."""
+    *_, text = tenure.guard_sql("t" * table_length, "billing-worker", database="mysql")
+    message = bytes.fromhex(text.rpartition("message_text = _utf8mb4 x'")[2].partition("'")[0]).decode()
+    assert len(message) < 128
+    assert " is guarded by role billing-worker: call term.fence(" in message
+
+
+@pytest.mark.parametrize(
+    ("table", "known", "role"),
+    [("invoices", "billing", "billing"), ("billing_invoice_line_item", None, "billing-worker")],
+)
+def test_cut_text_of_an_older_guard_is_understood_and_renewed(mariadb_url, table, known, role):
+    """Its triggers had 128 characters at most, and the role may lack its end."""
+    execute(mariadb_url, f"create table {table} (n int)")
+    with Desk(mariadb_url), connected(mariadb_url) as connection:
+        for text in tenure.guard_sql(table, role, database="mysql"):
+            begin, found, _ = text.partition("message_text = ")
+            message = f"INSERT on {table} is guarded by role {role}"[: 128 - len(REMEDIES[0])] + REMEDIES[0]
+            execute(mariadb_url, f'{begin}{found}"{message}"; end if' if found else text)
+        error = refused(connection, f"insert into {table} values (1)")
+        assert error.role == known
+        assert "is guarded by role billing" in str(error)
+        guard(mariadb_url, table, role)
+        assert refused(connection, f"insert into {table} values (1)").role == role
 
 
 def test_table_that_lost_its_transactions_leaks(mariadb):

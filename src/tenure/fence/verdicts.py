@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from tenure.errors import ConfigError, Fenced, TenureError, Unfenced
-from tenure.store.guards import UNFENCED, UNFENCED_ON_MYSQL
+from tenure.store.guards import MESSAGE_LENGTH, REMEDIES, UNFENCED, UNFENCED_ON_MYSQL
 from tenure.store.tables import FENCED, NOT_FENCED_HERE
 
 AUTOCOMMIT = (
@@ -117,9 +117,16 @@ def translate_unfenced() -> Iterator[None]:
     except Exception as error:
         if sqlstate(error) != UNFENCED:
             raise
-        found = _GUARDED.search(str(_original(error)))
-        text, role = (found[0], found[1]) if found else (str(error), None)
-        raise Unfenced(text, role=role) from error
+        original = _original(error)
+        on_mysql = original.args[:1] == (UNFENCED_ON_MYSQL,)
+        # PyMySQL's errors show the message as a literal of Python, with escapes.
+        message = str(original.args[1] if on_mysql else original)
+        found = _GUARDED.search(message)
+        if found is None:
+            raise Unfenced(message, role=None) from error
+        # In an older trigger, a message of this length may have been cut, and the role with it.
+        is_cut = on_mysql and len(message) == MESSAGE_LENGTH and message.endswith(REMEDIES[0])
+        raise Unfenced(found[0], role=None if is_cut else found[1]) from error
 
 
 _GUARDED = re.compile(r"[A-Z]+ on .+ is guarded by role (.+?)(?: of namespace .+)?: call [^\n\"']+")

@@ -140,7 +140,18 @@ FUNCTIONS = (_GUARD, _GUARD_TABLE, _UNGUARD_TABLE)
 
 EVENTS = ("insert", "update", "delete")
 MESSAGE_LENGTH = 128
-"""How many characters the message of a trigger may have on MySQL. MariaDB permits 512."""
+"""How many characters the message of a trigger may have on MySQL. MariaDB permits 512.
+
+An older trigger whose role was cut has a message of just this length, so no message is that long now.
+"""
+REMEDIES = (
+    ": call term.fence(connection) first, or use term.transaction()",
+    ": call term.fence(connection) first",
+    ": call term.fence() first",
+)
+"""The shorter ones are for long names."""
+SHORTEST_TABLE = 12
+"""How many characters of a table's name a message keeps at least. Then the longest names fit on MariaDB."""
 
 # The role's row is locked until the transaction ends, as by the fence. A transaction whose session has noted no term
 # does not even look, so it locks nothing. ``skip locked``: a transaction that holds the fence's lock finds the row; any
@@ -174,13 +185,25 @@ def mysql_triggers(table: str, namespace: str, role: str) -> list[str]:
     }
     texts = mysql_drops(table)
     for event in EVENTS:
-        of_namespace = "" if namespace == "default" else f" of namespace {namespace}"
-        guarded = f"{event.upper()} on {table} is guarded by role {role}{of_namespace}"
-        remedy = ": call term.fence(connection) first, or use term.transaction()"
-        message = guarded[: MESSAGE_LENGTH - len(remedy)] + remedy
-        named = {"trigger": trigger_of(table, event), "event": event, "message": literal("mysql", message)}
+        message = _message(event.upper(), table, namespace, role)
+        named = {"trigger": trigger_of(table, event), "event": event, "message": message}
         texts.append(_TRIGGER.format(**words, **named))
     return texts
+
+
+def _message(event: str, table: str, namespace: str, role: str) -> str:
+    """Return the literal of a trigger's message, which always has the whole role."""
+    of_namespace = "" if namespace == "default" else f" of namespace {namespace}"
+    by_role = f" is guarded by role {role}{of_namespace}"
+    room = max(MESSAGE_LENGTH - 1 - len(f"{event} on {by_role}{REMEDIES[-1]}"), SHORTEST_TABLE)
+    shortened = table if len(table) <= room else table[: room - 1] + "…"
+    texts = [f"{event} on {table}{by_role}{remedy}" for remedy in REMEDIES]
+    texts.append(f"{event} on {shortened}{by_role}{REMEDIES[-1]}")
+    fitting = [text for text in texts if len(text) < MESSAGE_LENGTH]
+    if fitting:
+        return literal("mysql", fitting[0])
+    # MySQL would fail with another error. A text that was cut in its role lacks the remedy, by which a role is found.
+    return f"/*M! {literal('mysql', texts[-1])} */ /*!80000 {literal('mysql', texts[-1][: MESSAGE_LENGTH - 1])} */"
 
 
 def mysql_drops(table: str) -> list[str]:
