@@ -22,7 +22,9 @@ import tenure
 from tenure.errors import ConfigError, Fenced, NotLeader, Unfenced
 from tenure.fence.fence import fence
 from tenure.store.guards import REMEDIES
+from tests.conftest import missing
 from tests.support.fuzzing import fuzzed
+from tests.support.mariadb import NO_MARIADB, MariaDbServer, mariadb_program
 from tests.support.store_by_hand import Desk, TermIdentity, connect, connected, execute
 
 BOUND_S = 30.0
@@ -561,6 +563,57 @@ def test_cut_text_of_an_older_guard_is_understood_and_renewed(mariadb_url, table
         assert "is guarded by role billing" in str(error)
         guard(mariadb_url, table, role)
         assert refused(connection, f"insert into {table} values (1)").role == role
+
+
+def test_guard_of_a_renamed_table_is_renewed_without_its_old_triggers(mariadb):
+    url, _, _ = mariadb
+    execute(url, "alter table invoices rename to bills")
+    guard(url, "bills")
+    assert execute(url, "select count(*) from information_schema.triggers where trigger_schema = database()") == [(3,)]
+
+
+def test_tables_whose_names_differ_in_case_have_a_guard_each(mariadb):
+    """Where the server heeds case. Its schema of information compares without case and accents."""
+    url, _, connection = mariadb
+    others = ("Invoices", "invoicés")
+    with tenure.Registry(url) as registry:
+        for number, name in enumerate(others):
+            with pytest.raises(ConfigError, match="there is none"):
+                registry.guard(name, "other")
+            execute(url, f"create table {name} (n int)")
+            registry.guard(name, f"other-{number}")
+        registry.guard("invoices", "billing")
+        assert {one.table: one.role for one in registry.guarded_tables()} == {
+            "invoices": "billing",
+            "Invoices": "other-0",
+            "invoicés": "other-1",
+        }
+        for name in others:
+            registry.unguard(name)
+        assert [one.table for one in registry.guarded_tables()] == ["invoices"]
+    refused(connection, "insert into invoices values (2)")
+
+
+def test_table_has_one_guard_where_the_server_ignores_case():
+    if mariadb_program() is None:
+        missing(NO_MARIADB)
+    with MariaDbServer(settings={"lower_case_table_names": 1}) as server:
+        url = server.create_database()
+        with Desk(url) as desk, tenure.Registry(url) as registry, connected(url) as connection:
+            execute(url, "create table Invoices (n int primary key)")
+            registry.guard("Invoices", "billing")
+            with pytest.raises(ConfigError, match="table 'invoices' is guarded by another role"):
+                registry.guard("INVOICES", "other")
+            registry.guard("INVOICES", "billing")
+            assert [(one.table, one.role) for one in registry.guarded_tables()] == [("invoices", "billing")]
+            with pytest.raises(ConfigError, match="is a table of Tenure"):
+                registry.guard("Tenure_Roles", "billing")
+            term = desk.lead("billing")
+            fence(connection, term, BOUND_S)
+            connection.execute("insert into iNvoices values (1)")
+            connection.commit()
+            registry.unguard("INVOICES")
+            assert registry.guarded_tables() == []
 
 
 def test_table_that_lost_its_transactions_leaks(mariadb):

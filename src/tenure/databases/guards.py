@@ -74,11 +74,13 @@ def _checked(table: str, schema: str, database: str) -> tuple[str, str]:
 
 def guard(session: Session, namespace: str, table: str, role: str) -> None:
     """Guard a table; raise ConfigError if that cannot work."""
-    database = session.dialect.name
-    texts = guard_sql(table, role, namespace=namespace, schema=_schema(session), database=database)
+    database, schema = session.dialect.name, _schema(session)
+    texts = guard_sql(table, role, namespace=namespace, schema=schema, database=database)
     require_newest(session)
     if database == "mysql":
-        mysql.check(session, namespace, table, role)
+        table = mysql.checked(session, namespace, table, role)
+        texts = guard_sql(table, role, namespace=namespace, schema=schema, database=database)
+        texts = mysql.drops(session, table) + texts
     _run(session, table, texts)
 
 

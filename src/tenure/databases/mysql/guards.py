@@ -14,14 +14,19 @@ from tenure.store.session import Session, Step
 OLDEST = (0, 2)
 """The first release whose fence notes its term."""
 
-_TABLE = "select engine from information_schema.tables where table_schema = database() and table_name = :table"
+# Where names have no case, the server may show one table's name in several ways.
+_NAME = "if(@@lower_case_table_names, lower({0}), {0})"
+_TABLE = f"""
+select engine, {_NAME.format("table_name")} from information_schema.tables
+where table_schema = database() and table_name = :table
+"""
 _CASCADES = """
 select constraint_name from information_schema.referential_constraints
 where constraint_schema = database() and table_name = :table
     and (delete_rule not in ('RESTRICT', 'NO ACTION') or update_rule not in ('RESTRICT', 'NO ACTION'))
 """
-_TRIGGERS = """
-select event_object_table, lower(event_manipulation), action_statement, trigger_name
+_TRIGGERS = f"""
+select {_NAME.format("event_object_table")}, lower(event_manipulation), action_statement, trigger_name
 from information_schema.triggers
 where trigger_schema = database() and left(trigger_name, 13) = 'tenure_guard_' order by 1
 """
@@ -39,10 +44,11 @@ UNKNOWN = "?"
 """Instead of a name that this user may not see: that needs the privilege TRIGGER on the table."""
 
 
-def check(session: Session, namespace: str, table: str, role: str) -> None:
-    """Raise ConfigError if triggers could not guard the table, or would refuse nodes of an older release."""
-    if table.startswith(session.dialect.prefix):
-        raise ConfigError(f"table {table!r} cannot be guarded: it is a table of Tenure")
+def checked(session: Session, namespace: str, table: str, role: str) -> str:
+    """Return the table's name as the server has it.
+
+    Raise ConfigError if triggers could not guard the table, or would refuse nodes of an older release.
+    """
     found, cascades, members = session.read(
         Step(_TABLE, {"table": table}),
         Step(_CASCADES, {"table": table}),
@@ -50,7 +56,10 @@ def check(session: Session, namespace: str, table: str, role: str) -> None:
     )
     if not found.rows:
         raise ConfigError(f"table {table!r} cannot be guarded: there is none in the database of Tenure's tables")
-    if found.rows[0][0] != "InnoDB":
+    engine, table = found.rows[0]
+    if table.startswith(session.dialect.prefix):
+        raise ConfigError(f"table {table!r} cannot be guarded: it is a table of Tenure")
+    if engine != "InnoDB":
         raise ConfigError(f"table {table!r} cannot be guarded: it is not in InnoDB, so it has no transactions")
     if cascades.rows:
         raise ConfigError(
@@ -67,6 +76,7 @@ def check(session: Session, namespace: str, table: str, role: str) -> None:
             f"table {table!r} cannot be guarded yet: these members run an older release, whose fence does not say who "
             f"writes, so their writes would be refused: upgrade them first ({', '.join(older)})"
         )
+    return str(table)
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -87,9 +97,10 @@ def guarded_tables(session: Session) -> list[GuardedTable]:
 
 
 def drops(session: Session, table: str) -> list[str]:
-    """Return the statements that drop the triggers of a table."""
-    rows = session.read(Step(_TRIGGERS, {}))[0].rows
-    return [f"drop trigger {name}" for guarded, _, _, name in rows if guarded == table]
+    """Return the statements that drop the triggers of a table, also those of another name that it had."""
+    found, triggers = session.read(Step(_TABLE, {"table": table}), Step(_TRIGGERS, {}))
+    names = [name for _, name in found.rows]
+    return [f"drop trigger {name}" for guarded, _, _, name in triggers.rows if guarded in names]
 
 
 def _leaks(session: Session, table: str, bodies: dict[str, str]) -> Iterator[str]:
