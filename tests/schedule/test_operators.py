@@ -12,7 +12,17 @@ import tenure
 from tenure import ConfigError
 from tenure.core import messages
 from tenure.store import tidying
-from tests.schedule.hourly import Diary, commit_unanswered, hourly, known, leave_begun, make_due, nothing, seen
+from tests.schedule.hourly import (
+    Diary,
+    commit_unanswered,
+    hourly,
+    known,
+    leave_begun,
+    make_due,
+    nothing,
+    seen,
+    slow_job,
+)
 from tests.support.schedules import HOUR_S, leading, let_pass, outcomes, rows, unaccounted
 from tests.support.store_by_hand import Desk, connected, execute, table, until
 
@@ -110,6 +120,23 @@ def test_job_is_found_however_its_name_is_composed(sqlite_url):
         assert registry.trigger(apart)
         until(lambda: [run.outcome for run in registry.runs(apart)] == ["done"], "the run")
         assert not registry.reset(apart)
+
+
+@pytest.mark.twin("postgres")
+def test_paused_job_is_run_when_asked_for_although_it_has_a_run_to_repeat(store_url):
+    make_due(store_url)
+    slow, begun = slow_job()
+    with leading(store_url, hourly(slow, delivery="at-least-once")):
+        assert begun.wait(20)
+    diary = Diary()
+    with tenure.Registry(store_url) as registry:
+        registry.pause("report")
+        registry.trigger("report")
+        with leading(store_url, hourly(diary, delivery="at-least-once")):
+            until(lambda: [run.requested for run in diary] == [True], "the run that was asked for")
+            registry.resume("report")
+            until(lambda: [run.requested for run in diary] == [True, False], "the run again")
+    assert unaccounted(store_url) == []
 
 
 def test_overdue_job_is_seen_from_outside(store_url):

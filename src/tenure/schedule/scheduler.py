@@ -227,10 +227,11 @@ class Scheduler:
             # The term is in doubt, or over. If it is over, the node stops this service.
             state.wake_at = now + LOOK_EVERY_US
             return
-        if state.repeat is not None:
-            self._begin_run(state, functools.partial(self._repeat, state, state.repeat))
-        elif state.requested is not None:
+        # A run that an operator asked for comes first: while a job is paused, it is made, and a repetition waits.
+        if state.requested is not None:
             self._begin_run(state, functools.partial(self._make_requested, state, state.requested))
+        elif state.repeat is not None:
+            self._begin_run(state, functools.partial(self._repeat, state, state.repeat))
         else:
             decision = plan.decide(state.job, state.mark, now, state.busy)
             if isinstance(decision, plan.Wait):
