@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from tenure import ConfigError
@@ -93,6 +95,15 @@ def test_digest_depends_on_the_variables_that_commands_find():
     assert prod == digest(parse(f"# night\nTARGET = 'prod'\n{job}\nLATER=1", "UTC"))
     both = [digest(parse(f"{text}{job}", "UTC")) for text in ("A=1\nB=2\n", "B=2\nA=1\n", "A=1\nB=0\nB=2\n")]
     assert len(set(both)) == 1, "the order of the variables does not matter"
+
+
+def test_variables_are_not_shown_and_not_easily_guessed():
+    entries = [entry] = parse("PASSWORD=secret\n0 0 * * * ./a # a", "UTC")
+    assert "secret" not in repr(entries)
+    identity = f"a 0 0 * * * UTC {entry.command} {[('PASSWORD', 'secret')]}"
+    plain = hashlib.sha256(identity.encode()).hexdigest()[:12]
+    assert digest(entries) != plain
+    assert digest(entries) == hashlib.pbkdf2_hmac("sha256", identity.encode(), b"tenure cron", 200_000).hex()[:12]
 
 
 def test_digest_without_variables_is_that_of_older_nodes():
