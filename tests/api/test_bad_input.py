@@ -124,6 +124,25 @@ def test_name_that_the_database_cannot_hold_is_refused_and_keeps_nobody_from_sta
             tenure.Node(url, **{argument: "Zoë 役"}).start()
 
 
+def test_job_whose_name_the_database_cannot_hold_is_refused(latin1_url, caplog):
+    url, create = latin1_url
+    create()
+    schedule = tenure.Schedule()
+    schedule.every("1 h", name="prix-€")(print)
+    node = tenure.Node(url)
+    node.leader_only("r", schedule)
+    refusal = "the name of a job cannot be stored in this database, whose encoding has no '€'"
+    with node:
+        until(lambda: refusal in caplog.text, "a refusal")
+    command = [Path(sys.executable).with_name("tenure"), "run", "--role", "c", "--claim", "€", "--due", "day"]
+    ran = subprocess.run(
+        [*command, "--url", url, "--", "true"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 2, ran.stderr
+    assert refusal in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 # --- numbers and words --------------------------------------------------------------------------------------
 
 NO_NUMBERS = (float("nan"), float("inf"), -float("inf"), "soon", "", None, [1], True)

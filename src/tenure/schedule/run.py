@@ -288,6 +288,12 @@ def write(term: Term, action: Callable[[Transaction], T]) -> T:
                 return action(transaction)
         except (ConfigError, NodeClosed):
             raise
+        except UnicodeEncodeError as error:
+            # Only names are written as they are, and another try would fail in the same way.
+            raise ConfigError(
+                f"the name of a job cannot be stored in this database, whose encoding has no "
+                f"{error.object[error.start]!r}: choose another name, or a database in UTF8"
+            ) from None
         except Exception as error:
             if lost(error, term):
                 raise
