@@ -96,32 +96,37 @@ class BaseElection(Generic[TermT]):
             raise NotLeader(f"role {self.role!r}: this node does not lead, so it cannot resign")
         if to is None:
             return None
-        from tenure.store.records import candidate_id  # noqa: PLC0415 - as below
-
         name, me = check_name("to", to), self._engine.member_id
         others = [candidate for candidate in self._candidates() if candidate.member_id != me]
+        from tenure.store.records import candidate_id  # noqa: PLC0415 - as below
+
         return candidate_id(self.role, name, others)
 
     # What is read in the database about the role. The calling thread imports the functions, before the node's thread
     # calls them: they are slow to import, and a node leads without them. So the types are named by the package, which
-    # loads them when the type hints are resolved.
+    # loads them when the type hints are resolved. A forked child must not import them: if a thread of the parent was
+    # importing them at that moment, the child would wait for that thread for ever.
 
     def _leader(self) -> tenure.LeaderInfo | None:
+        self._engine.check_running()
         from tenure.store.records import leader  # noqa: PLC0415
 
         return self._read(leader)
 
     def _candidates(self) -> list[tenure.Candidate]:
+        self._engine.check_running()
         from tenure.store.records import candidates  # noqa: PLC0415
 
         return self._read(candidates)
 
     def _history(self, limit: int) -> list[tenure.TermRecord]:
+        self._engine.check_running()
         from tenure.store.records import history  # noqa: PLC0415
 
         return self._read(history, limit)
 
     def _jobs(self) -> list[tenure.JobRecord]:
+        self._engine.check_running()
         from tenure.store.records import jobs  # noqa: PLC0415
 
         return self._read(jobs)

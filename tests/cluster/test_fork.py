@@ -475,6 +475,47 @@ def test_fork_waits_for_a_thread_that_wants_to_log():
     assert done.stdout == b"waited", done.stderr
 
 
+def test_child_is_refused_although_the_parent_was_importing_what_answers(tmp_path):
+    """The child would wait for a thread that it does not have. A server that forks workers is forked at any moment."""
+    program = """
+        import faulthandler, importlib.abc, importlib.machinery, os, sys, threading
+        import tenure
+
+        class Endless(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+            def find_spec(self, name, path, target=None):
+                return importlib.machinery.ModuleSpec(name, self) if name == "tenure.store.records" else None
+
+            def exec_module(self, module):
+                importing.set()
+                threading.Event().wait()
+
+        importing = threading.Event()
+        with tenure.Node(sys.argv[1]) as node:
+            election = node.election("r")
+            election.wait(20)
+            assert "tenure.store.records" not in sys.modules
+            sys.meta_path.insert(0, Endless())
+            threading.Thread(target=__import__, args=("tenure.store.records",), daemon=True).start()
+            assert importing.wait(10)
+            child = os.fork()
+            if not child:
+                faulthandler.dump_traceback_later(10, exit=True)
+                refused = 0
+                for ask in (election.leader, election.candidates, election.history, election.jobs):
+                    try:
+                        ask()
+                    except tenure.NodeClosed:
+                        refused += 1
+                os._exit(refused)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(code, flush=True)
+        os._exit(0)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), f"sqlite:///{tmp_path}/tenure.db"]
+    done = subprocess.run(command, capture_output=True, check=True, text=True, timeout=60)
+    assert done.stdout == "4\n", done.stderr
+
+
 inherited = []
 """What a pool's workers find when they are forked."""
 
