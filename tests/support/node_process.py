@@ -231,11 +231,11 @@ class Program:
         return {}
 
 
-def main() -> None:
+def main(program: type[Program] = Program) -> None:
     die_with_parent()
     facades.install()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(name)s: %(message)s", datefmt="%H:%M:%S")
-    Program(json.loads(sys.argv[1])).run()
+    program(json.loads(sys.argv[1])).run()
     os._exit(0)  # no last word: leaving is a command of its own
 
 

@@ -7,22 +7,18 @@ renewed in time and looked at before each write. Its writes are plain ones that 
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import sys
 import threading
 import time
 from typing import Any
 
 import tenure
-from tests.support import facades
-from tests.support.node_process import Program, die_with_parent
+from tests.support import node_process
+from tests.support.ledger_process import LEDGERS, LedgerProgram
 from tests.verification.torture.contender import Client, Contender
 
 LEASE_S = 5.0
 TABLES = [
-    "create table ledger (n bigserial primary key, role text, token bigint, node text, element text)",
+    LEDGERS["postgresql"],
     "create table probes (n bigserial primary key)",
     "create table leases (name text primary key, holder text, expires_at timestamptz)",
     "insert into leases values ('plain', '', now())",
@@ -44,9 +40,8 @@ class Measured(Contender):
     """What it records beside a plain node: each fenced write with its element, and each write under the lease."""
 
     def start(self, at_ns: str | None = None) -> dict[str, Any]:
-        reply = Program.start(self, at_ns)
+        reply = LedgerProgram.start(self, at_ns)
         assert self.election is not None
-        self.writing.set()
         client = Client()
         client.url = impatient(client.url, "options=-csynchronous_commit%3Doff")
         threading.Thread(target=self.keep, args=(self.lease, client, self.election), daemon=True).start()
@@ -64,13 +59,5 @@ class Measured(Contender):
             time.sleep(0.03)
 
 
-def main() -> None:
-    die_with_parent()
-    facades.install()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(name)s: %(message)s", datefmt="%H:%M:%S")
-    Measured(json.loads(sys.argv[1])).run()
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    node_process.main(Measured)

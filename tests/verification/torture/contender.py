@@ -22,14 +22,11 @@ Its work, all of it recorded:
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
 import logging
 import math
 import os
 import random
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -37,9 +34,9 @@ from typing import Any
 
 import tenure
 from tenure.core.protocol import NodeProtocol
-from tests.support import facades, history
+from tests.support import history, node_process
 from tests.support import store_by_hand as desk
-from tests.support.node_process import Program, die_with_parent
+from tests.support.ledger_process import LEDGERS, LedgerProgram
 from tests.verification.torture import turned_clock
 
 COUNT_EVERY_S = 0.5
@@ -60,19 +57,19 @@ IGNORE = {
 }
 TABLES = {  # of the workloads
     "sqlite": [
-        "create table ledger (n integer primary key autoincrement, role text, token integer, node text, element text)",
+        LEDGERS["sqlite"],
         "create table ticks (n integer primary key autoincrement, token integer, node text)",
         "create table sets (name text primary key, value text)",
         "create table leases (name text primary key, holder text, until real)",
     ],
     "postgresql": [
-        "create table ledger (n bigserial primary key, role text, token bigint, node text, element text)",
+        LEDGERS["postgresql"],
         "create table ticks (n bigserial primary key, token bigint, node text)",
         "create table sets (name text primary key, value text)",
         "create table leases (name text primary key, holder text, until double precision)",
     ],
     "mysql": [
-        "create table ledger (n bigint auto_increment primary key, role text, token bigint, node text, element text)",
+        LEDGERS["mysql"],
         "create table ticks (n bigint auto_increment primary key, token bigint, node text)",
         "create table sets (name varchar(64) primary key, value longtext)",
         "create table leases (name varchar(64) primary key, holder text, until double)",
@@ -134,22 +131,18 @@ class Client:
         self(text.format(f"{table} values {values}"), *parameters)
 
 
-class Contender(Program):
-    commands = (*Program.commands, "starve", "fork", "clock", "wall", "prepare")
+class Contender(LedgerProgram):
+    commands = (*LedgerProgram.commands, "starve", "fork", "clock", "wall", "prepare")
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
         self.turned = turned_clock.install()
         self.asked = Asked()
-        self.elements = (f"{self.name}.{number}" for number in itertools.count(1))
-        mark = "?" if self.insert.count("?") else "%s"
-        self.insert = f"insert into ledger (role, token, node, element) values ({mark}, {mark}, {mark}, {mark})"
-        self.update = f"update sets set value = {mark} where name = {mark}"
+        self.update = f"update sets set value = {self.mark} where name = {self.mark}"
 
     def start(self, at_ns: str | None = None) -> dict[str, Any]:
         reply = super().start(at_ns)
         assert self.election is not None
-        self.writing.set()
         threading.Thread(target=self.count, daemon=True).start()
         for work in (self.tick, self.naive, self.dated, self.fenced):
             threading.Thread(target=self.keep, args=(work, Client(), self.election), daemon=True).start()
@@ -213,22 +206,6 @@ class Contender(Program):
             except Exception as error:  # noqa: BLE001 - the database comes and goes
                 logging.getLogger("work").debug("%s: %r", work.__name__, error)
                 time.sleep(0.2)
-
-    def write_under(self, term: tenure.Term) -> dict[str, Any]:
-        element = next(self.elements)
-        at_before = history.now_ns()
-        reply: dict[str, Any] = {}
-        try:
-            with term.transaction() as transaction:
-                transaction.execute(self.insert, (self.role, term.token, self.name, element))
-                at_before = history.now_ns()  # just before the COMMIT
-        except Exception as error:  # noqa: BLE001 - as above
-            retryable = getattr(error, "retryable", False)
-            reply = {"error": type(error).__name__, "message": str(error), "retryable": retryable}
-        details = {"error": reply["error"]} if reply else {}
-        self.recorder.write(self.role, term.token, ok=not reply, at_before=at_before, element=element, **details)
-        time.sleep(0.03)
-        return reply
 
     def tick(self, client: Client, election: tenure.Election) -> None:
         term = election.term
@@ -315,13 +292,5 @@ def _integers(size: int) -> None:
     _ = number * number
 
 
-def main() -> None:
-    die_with_parent()
-    facades.install()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(name)s: %(message)s", datefmt="%H:%M:%S")
-    Contender(json.loads(sys.argv[1])).run()
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    node_process.main(Contender)
