@@ -66,6 +66,8 @@ class NodeProcess:
         self._changed = cluster.changed
         source = options.pop("source", None)
         """Where another release's ``tenure`` is."""
+        python = options.pop("python", None)
+        """The interpreter of another release's environment."""
         told = {"name": name, "record": str(self.record), "role": cluster.role, **options}
         env = os.environ | {
             "TENURE_URL": options.pop("url", cluster.url),
@@ -74,13 +76,13 @@ class NodeProcess:
         }
         self.process: starter.Started | subprocess.Popen[bytes]
         with self.log.open("ab") as log:
-            if cluster.program == NODE_PROGRAM and netns is None and source is None:
+            if cluster.program == NODE_PROGRAM and netns is None and source is None and python is None:
                 self.process = starter.start(
                     cluster.program, json.dumps(told), env=env, cwd=ROOT, stdin=PIPE, stdout=PIPE, stderr=log
                 )
             else:
                 command = ["ip", "netns", "exec", netns] if netns is not None else []
-                command += [sys.executable, "-m", cluster.program, json.dumps(told)]
+                command += [python or sys.executable, "-m", cluster.program, json.dumps(told)]
                 self.process = subprocess.Popen(command, env=env, cwd=ROOT, stdin=PIPE, stdout=PIPE, stderr=log)
         self._reader = threading.Thread(target=self._read, name=f"reads {name}", daemon=True)
         self._reader.start()
