@@ -14,6 +14,7 @@
 #   make torture MINUTES=30 TAKEOVER=strict              DATABASE=postgres, mariadb, sqlite or patroni; SEED= for a plan again
 #   make torture DATABASE=patroni ARGS="--replication asynchronous --route haproxy"
 #   make failovers COUNT=20 FAULT=machine ARGS="--replication asynchronous"
+#   make upgrade OLD=2f62708 DATABASE=sqlite             from an earlier commit and back; on all databases unless you name one
 
 PYTHON  ?= python3
 WORKERS ?= 5
@@ -23,6 +24,7 @@ KILLS ?= 200
 WRITES ?= 1000
 COUNT ?= 20
 FAULT ?= switchover
+OLD ?= 2f62708
 DATABASE ?= postgres
 TAKEOVER ?= instant
 PORT ?= 8000
@@ -56,7 +58,7 @@ BIN   := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo screens unit test check computing simulate explore torture failovers kills forgotten bench lint format types wheel docs cli-reference site docs-serve clean system-packages
+.PHONY: help demo screens unit test check computing simulate explore torture failovers kills forgotten upgrade bench lint format types wheel docs cli-reference site docs-serve clean system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-16s %s\n", $$1, $$2 }' Makefile
@@ -112,6 +114,10 @@ kills: system-packages $(READY) ## kill the leader of a schedule KILLS times aro
 
 forgotten: system-packages $(READY) ## freeze leaders whose author forgot the fence, until WRITES stale writes met a guarded table
 	$(BIN)/python -m tests.verification.guards --writes $(WRITES) --database $(DATABASE) $(ARGS)
+
+upgrade: DATABASE = all
+upgrade: system-packages $(READY) ## replace nodes of the commit OLD by this one's, go back, and check what all of them did
+	$(BIN)/python -m tests.verification.upgrade --old $(OLD) --database $(DATABASE) $(ARGS)
 
 bench: $(READY) ## measure; with PEERS=1 beside what people would use instead, which takes about an hour
 	$(if $(PEERS),@scripts/system-packages postgresql mariadb-server-core pgbouncer redis-server zookeeper etcd-server etcd-client)
